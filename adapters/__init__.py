@@ -1,0 +1,1 @@
+"""Answer requests: one backend a file or folder."""

@@ -1,0 +1,1 @@
+"""A serving system in virtual time: prefill, decode, caches, links and their topologies."""

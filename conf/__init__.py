@@ -1,0 +1,1 @@
+"""One of each: the Hydra configuration, a folder a group."""

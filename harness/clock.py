@@ -1,0 +1,71 @@
+"""The virtual clock: an asyncio loop that jumps to the next deadline instead of waiting for it.
+
+The loop owns time. Code that sleeps, sets timers or reads `loop.time()` runs unchanged on either
+clock; on this one an hour of waiting costs nothing and every run takes the same course. Time
+starts at 0 and ticks in whole nanoseconds, so adding up delays does not drift from the deadlines.
+
+Nothing outside the process may be waited for: a socket, a pipe or a subprocess is refused, and
+when all tasks wait and no timer is set, nothing can happen any more: `DeadlockError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Mapping
+from typing import Any
+
+from harness.errors import DeadlockError
+
+_TICKS_PER_S = 1_000_000_000
+
+
+class _Jump(selectors.BaseSelector):
+    """A selector in whose world nothing arrives: to wait is to move the clock."""
+
+    def __init__(self) -> None:
+        self.now_ticks = 0
+        self._wakers: dict[Any, selectors.SelectorKey] = {}
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Move the clock by `timeout`; None means that no timer is set."""
+        if timeout is None:
+            raise DeadlockError(
+                "every task waits and no timer is set, so the virtual clock cannot move. "
+                "Look for a future that nobody completes, or for real I/O or a thread on this loop"
+            )
+        if timeout > 0:
+            self.now_ticks += max(1, round(timeout * _TICKS_PER_S))
+        return []
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        """Only the loop's own wake-up pipe, the first to come, is let in."""
+        if self._wakers:
+            raise DeadlockError(
+                f"{fileobj!r} is real I/O, which a virtual clock cannot wait for. "
+                "Run this backend on a wall clock"
+            )
+        number = fileobj if isinstance(fileobj, int) else fileobj.fileno()
+        key = selectors.SelectorKey(fileobj, number, events, data)
+        self._wakers[fileobj] = key
+        return key
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        """Let the loop's own pipe go, as it closes."""
+        return self._wakers.pop(fileobj)
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        """The loop's own pipe."""
+        return self._wakers
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """An event loop on the virtual clock."""
+
+    def __init__(self) -> None:
+        self._jump = _Jump()
+        super().__init__(self._jump)
+
+    def time(self) -> float:
+        """Virtual seconds since the loop was made."""
+        return self._jump.now_ticks / _TICKS_PER_S

@@ -1,0 +1,130 @@
+"""One trace through one backend into one run directory, from `run.json` to the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from harness import manifest, metrics, result
+from harness.backend import Backend
+from harness.clock import VirtualTimeLoop
+from harness.errors import EXIT_FAILED, EXIT_GOOD, EXIT_INTERRUPTED, HarnessError
+from harness.pacing import Plan
+from harness.progress import progress
+from harness.record import Record
+from harness.replay import Replay
+from harness.trace import Trace
+
+
+@dataclass
+class Job:
+    """Everything one run needs. `run` once."""
+
+    name: str
+    path: Path
+    trace: Trace
+    plan: Plan
+    backend: Backend
+    loop: functools.partial[asyncio.AbstractEventLoop]
+    """Makes the loop that owns time."""
+    window: metrics.Window
+    timeout_s: float | None
+    asked: dict[str, Any]
+    _manifest: dict[str, Any] = field(init=False)
+
+    def run(self, say: Callable[[str], None]) -> int:
+        """The exit code: 0 valid, 1 not valid, 130 interrupted.
+
+        Raises what ended the run early; what was gathered is kept and marked partial.
+        """
+        result.create(self.path)
+        self._begin()
+        began_s = time.perf_counter()
+        ending: list[str] = []
+        code: int | None = None
+        try:
+            self._replay()
+        except KeyboardInterrupt:
+            ending, code = ["interrupted"], EXIT_INTERRUPTED
+        except BaseException as error:
+            self._manifest["wall_s"] = round(time.perf_counter() - began_s, 3)
+            with suppress(HarnessError):
+                say(self._conclude([f"ended by {type(error).__name__}: {error}"]))
+            raise
+        self._manifest["wall_s"] = round(time.perf_counter() - began_s, 3)
+        self._manifest["partial"] = bool(ending)
+        say(self._conclude(ending))
+        valid = self._manifest["validity"]["valid"]
+        return code if code is not None else EXIT_GOOD if valid else EXIT_FAILED
+
+    def _begin(self) -> None:
+        virtual = isinstance(self.loop.func, type) and issubclass(self.loop.func, VirtualTimeLoop)
+        self._manifest = {
+            **manifest.where(),
+            **self.asked,
+            "backend": asdict(self.backend.describe()) | {"name": self.name},
+            "clock": "virtual" if virtual else "wall",
+            "trace": manifest.replayed(self.trace),
+            "window": asdict(self.window),
+            "counts": None,
+            "validity": {"valid": False, "reasons": ["the run has not ended"]},
+            "partial": True,
+            "started": datetime.now(UTC).isoformat(),
+            "ended": None,
+            "wall_s": None,
+        }
+        result.write_manifest(self.path, self._manifest)
+
+    def _replay(self) -> None:
+        with (
+            result.RecordWriter(self.path) as writer,
+            progress(self.name, len(self.trace)) as bar,
+        ):
+
+            def write(record: Record) -> None:
+                writer.append(record)
+                bar.advance()
+
+            replay = Replay(self.trace, self.plan, self.backend, write, timeout_s=self.timeout_s)
+            with asyncio.Runner(loop_factory=self.loop) as runner:
+                runner.run(self._enter(replay))
+
+    async def _enter(self, replay: Replay) -> None:
+        async with self.backend:
+            await self.backend.reset()
+            await replay.run()
+
+    def _conclude(self, reasons: list[str]) -> str:
+        """Count, summarise and judge what is on disk; write the verdict. A line for a person."""
+        records = result.Run(self.path, self._manifest).records([*metrics.COLUMNS, "turn"])
+        counts = metrics.conserve(records, len(self.trace))
+        reasons = [*reasons, *counts.broken]
+        reasons += [f"{counts.failed} requests failed"] if counts.failed else []
+        reasons += [f"{counts.unsent} requests were never sent"] if counts.unsent else []
+        summary = metrics.summarise(records, self.window, self.name)
+        result.write_table(summary, self.path / result.SUMMARY_FILE)
+        self._manifest["counts"] = {k: v for k, v in asdict(counts).items() if k != "broken"}
+        self._manifest["validity"] = {"valid": not reasons, "reasons": reasons}
+        self._manifest["ended"] = datetime.now(UTC).isoformat()
+        result.write_manifest(self.path, self._manifest)
+        line = _headline(self.name, summary.to_pylist()[0], self._manifest["wall_s"])
+        return f"{line}. NOT VALID: {'; '.join(reasons)}" if reasons else line
+
+
+def _headline(name: str, row: dict[str, Any], wall_s: float) -> str:
+    ttft = " / ".join(
+        "-" if row[f"ttft_p{q}_s"] is None else f"{row[f'ttft_p{q}_s']:.2f}" for q in (50, 90, 99)
+    )
+    small = "" if row["p99_supported"] else f" (too few for a P99: {row['measured']} requests)"
+    return (
+        f"{name}: {row['ok']:,} of {row['scheduled']:,} requests ok; TTFT P50/P90/P99 {ttft} s"
+        f"{small}; {row['requests_per_s'] or 0:.2f} requests/s, "
+        f"{row['output_tokens_per_s'] or 0:,.0f} output tokens/s; took {wall_s:.1f} s"
+    )

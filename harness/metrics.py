@@ -1,0 +1,285 @@
+"""Numbers from records: pure functions of Arrow tables and numpy arrays.
+
+Percentiles are exact and nearest rank: the smallest value such that at least the share `q` of all
+values is not above it. Requests that failed, or were cancelled, count as +inf, so a system
+cannot look faster by failing its slow requests. Nothing is interpolated and nothing is averaged
+over percentiles.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from harness.record import CANCELLED, FAILED, OK, UNSENT
+
+HIT_EDGES = (0.0, 0.90, 0.95, 0.97, 0.98, 0.99, 0.995, 1.0)
+"""Seven bins of the prefix-hit rate: each holds its lower edge, the last holds 1 too. The outer
+edges are the published ones, the inner ones ours."""
+
+HIT_LABELS = ("0-90%", "90-95%", "95-97%", "97-98%", "98-99%", "99-99.5%", "99.5-100%")
+
+QUANTILES = (0.50, 0.90, 0.99)
+
+SAMPLE_FLOOR = {0.90: 64, 0.99: 662}
+"""Fewest samples for a percentile to mean something: the smallest n for which, with 99% confidence,
+at least two samples lie above the true percentile (Wilks: 1 - q^n - n (1 - q) q^(n-1) >= 0.99).
+Below the floor the figure is given and said to be unsupported."""
+
+_LATENCIES = ("ttft", "ttft_sent", "e2e", "tpot")
+
+SUMMARY = pa.schema(
+    [
+        pa.field("backend", pa.string(), nullable=False),
+        pa.field("stratum", pa.string(), nullable=False),
+        *(
+            pa.field(name, pa.int64(), nullable=False)
+            for name in ("scheduled", "sent", "unsent", "ok", "failed", "cancelled", "measured")
+        ),
+        *(
+            pa.field(f"{name}_p{round(100 * q)}_s", pa.float64())
+            for name in _LATENCIES
+            for q in QUANTILES
+        ),
+        pa.field("send_lag_p50_s", pa.float64()),
+        pa.field("send_lag_p99_s", pa.float64()),
+        pa.field("p90_supported", pa.bool_(), nullable=False),
+        pa.field("p99_supported", pa.bool_(), nullable=False),
+        *(
+            pa.field(name, pa.float64())
+            for name in (
+                "requests_per_s",
+                "input_tokens_per_s",
+                "output_tokens_per_s",
+                "ideal_hit_mean",
+                "served_hit_mean",
+                "window_start_s",
+                "window_end_s",
+            )
+        ),
+    ]
+)
+
+COLUMNS = [
+    "agent",
+    "input_tokens",
+    "output_tokens",
+    "ideal_hit_tokens",
+    "scheduled_s",
+    "sent_s",
+    "first_token_s",
+    "last_token_s",
+    "served_input_tokens",
+    "served_output_tokens",
+    "served_hit_tokens",
+    "status",
+]
+"""What `summarise` reads of a record."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """What is left out at both ends: turns scheduled in the first and the last seconds."""
+
+    warmup_s: float = 0.0
+    cooldown_s: float = 0.0
+
+    def bounds(self, scheduled_s: NDArray[np.float64]) -> tuple[float, float]:
+        """(first, last) scheduled time that is measured, s. NaN where nothing was scheduled."""
+        known = scheduled_s[~np.isnan(scheduled_s)]
+        if not len(known):
+            return math.nan, math.nan
+        return float(known.min()) + self.warmup_s, float(known.max()) - self.cooldown_s
+
+
+def nearest_rank(values: NDArray[np.float64], q: float) -> float:
+    """The exact percentile, `q` in (0, 1]: the value of rank ceil(q n). NaN of nothing.
+
+    +inf is a value like any other; NaN is refused with a ValueError.
+    """
+    if not 0 < q <= 1:
+        raise ValueError(f"q is {q}: give a share above 0, up to 1")
+    if not len(values):
+        return math.nan
+    if np.isnan(values).any():
+        raise ValueError("a NaN has no rank: leave out what was not measured, +inf for a failure")
+    rank = max(1, math.ceil(q * len(values) - 1e-9))
+    return float(np.partition(values, rank - 1)[rank - 1])
+
+
+def hit_bin(rates: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Which of the seven bins each hit rate falls in: 0 to 6."""
+    return np.searchsorted(np.array(HIT_EDGES[1:-1]), rates, side="right").astype(np.int64)
+
+
+def column(records: pa.Table, name: str) -> NDArray[np.float64]:
+    """A column of numbers as float64, nulls as NaN: (rows,)."""
+    values: NDArray[np.float64] = (
+        records.column(name).cast(pa.float64()).to_numpy(zero_copy_only=False)
+    )
+    return values
+
+
+def status_is(records: pa.Table, status: str) -> NDArray[np.bool_]:
+    """Which records ended so: (rows,)."""
+    mask: NDArray[np.bool_] = (
+        pc.equal(records.column("status"), status).combine_chunks().to_numpy(zero_copy_only=False)
+    )
+    return mask
+
+
+def measured(records: pa.Table, window: Window) -> NDArray[np.bool_]:
+    """Which records count: sent, and scheduled within the window: (rows,)."""
+    scheduled_s = column(records, "scheduled_s")
+    first_s, last_s = window.bounds(scheduled_s)
+    return (scheduled_s >= first_s) & (scheduled_s <= last_s) & ~np.isnan(column(records, "sent_s"))
+
+
+def honest(records: pa.Table, start: str, end: str) -> NDArray[np.float64]:
+    """`end` - `start` in seconds, +inf for whatever did not end well: (rows,)."""
+    lasted = column(records, end) - column(records, start)
+    return np.where(status_is(records, OK), lasted, np.inf)
+
+
+def tpot(records: pa.Table) -> NDArray[np.float64]:
+    """Time per output token after the first, s: (rows,). By the tokens that came.
+
+    +inf where the answer is not whole, NaN where it has one token only.
+    """
+    after_first = column(records, "served_output_tokens") - 1
+    lasted = column(records, "last_token_s") - column(records, "first_token_s")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        each = np.where(after_first > 0, lasted / after_first, np.nan)
+    return np.where(status_is(records, OK), each, np.inf)
+
+
+def summarise(records: pa.Table, window: Window, backend: str) -> pa.Table:
+    """One row for all records, one for each bin of the ideal hit rate, one for each agent type.
+
+    Rates are over the window, by the tokens served to requests that were scheduled in it.
+    """
+    inside = measured(records, window)
+    bounds = window.bounds(column(records, "scheduled_s"))
+    ideal = column(records, "ideal_hit_tokens") / column(records, "input_tokens")
+    bins = hit_bin(ideal)
+    strata = {"all": np.ones(len(inside), bool)}
+    strata |= {f"hit {label}": bins == at for at, label in enumerate(HIT_LABELS)}
+    agents = np.array(records.column("agent").to_pylist())
+    strata |= {f"agent {name}": agents == name for name in sorted(set(agents.tolist()))}
+    rows = [
+        {"backend": backend, "stratum": name} | _stratum(records, inside, members, bounds)
+        for name, members in strata.items()
+    ]
+    return pa.Table.from_pylist(rows, schema=SUMMARY)
+
+
+def _stratum(
+    records: pa.Table,
+    inside: NDArray[np.bool_],
+    members: NDArray[np.bool_],
+    bounds: tuple[float, float],
+) -> dict[str, float | int | bool | None]:
+    everything = records.filter(pa.array(members))
+    counted = records.filter(pa.array(members & inside))
+    counts = {status: int(status_is(everything, status).sum()) for status in (OK, FAILED)}
+    cancelled, unsent = (int(status_is(everything, s).sum()) for s in (CANCELLED, UNSENT))
+    n = counted.num_rows
+    row: dict[str, float | int | bool | None] = {
+        "scheduled": everything.num_rows,
+        "sent": everything.num_rows - unsent,
+        "unsent": unsent,
+        **counts,
+        "cancelled": cancelled,
+        "measured": n,
+        "p90_supported": n >= SAMPLE_FLOOR[0.90],
+        "p99_supported": n >= SAMPLE_FLOOR[0.99],
+    }
+    row |= _latencies(counted)
+    row |= _rates(counted, bounds)
+    return {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in row.items()}
+
+
+def _latencies(records: pa.Table) -> dict[str, float]:
+    values = {
+        "ttft": honest(records, "scheduled_s", "first_token_s"),
+        "ttft_sent": honest(records, "sent_s", "first_token_s"),
+        "e2e": honest(records, "scheduled_s", "last_token_s"),
+        "tpot": tpot(records),
+    }
+    figures = {
+        f"{name}_p{round(100 * q)}_s": nearest_rank(lasted[~np.isnan(lasted)], q)
+        for name, lasted in values.items()
+        for q in QUANTILES
+    }
+    lag_s = column(records, "sent_s") - column(records, "scheduled_s")
+    figures["send_lag_p50_s"] = nearest_rank(lag_s, 0.50)
+    figures["send_lag_p99_s"] = nearest_rank(lag_s, 0.99)
+    return figures
+
+
+def _rates(records: pa.Table, bounds: tuple[float, float]) -> dict[str, float]:
+    """Throughput: what was answered well to the turns of the window, over the time it took.
+
+    From the first scheduled time of the window to the last token of its answers (or the window's
+    end, if later), so that a backlog drained after the schedule's end is not free.
+    """
+    good = records.filter(pa.array(status_is(records, OK)))
+    first_s, last_s = bounds
+    ends = column(good, "last_token_s")
+    end_s = max(last_s, float(ends.max())) if len(ends) else last_s
+    lasted_s = end_s - first_s
+    per_s = 1 / lasted_s if lasted_s > 0 else math.nan
+    inputs = column(records, "input_tokens")
+    served = column(good, "served_hit_tokens") / column(good, "served_input_tokens")
+    served = served[~np.isnan(served)]
+    ideal = column(records, "ideal_hit_tokens") / inputs
+    return {
+        "requests_per_s": good.num_rows * per_s,
+        "input_tokens_per_s": float(np.nansum(column(good, "served_input_tokens"))) * per_s,
+        "output_tokens_per_s": float(np.nansum(column(good, "served_output_tokens"))) * per_s,
+        "ideal_hit_mean": float(ideal.mean()) if len(ideal) else math.nan,
+        "served_hit_mean": float(served.mean()) if len(served) else math.nan,
+        "window_start_s": first_s,
+        "window_end_s": end_s,
+    }
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many turns ended how. `broken` lists the conservation laws that do not hold."""
+
+    scheduled: int
+    sent: int
+    unsent: int
+    ok: int
+    failed: int
+    cancelled: int
+    broken: tuple[str, ...]
+
+
+def conserve(records: pa.Table, turns: int) -> Counts:
+    """Count the records of a trace of `turns`: each turn must have exactly one.
+
+    scheduled = sent + unsent; sent = ok + failed + cancelled. `records` needs the columns `turn`
+    and `status`.
+    """
+    ok, failed, cancelled, unsent = (
+        int(status_is(records, status).sum()) for status in (OK, FAILED, CANCELLED, UNSENT)
+    )
+    sent = ok + failed + cancelled
+    seen = np.bincount(records.column("turn").to_numpy(), minlength=turns)
+    broken = []
+    if lost := int((seen[:turns] == 0).sum()):
+        broken.append(f"{lost} of {turns} turns have no record")
+    if twice := int((seen > 1).sum()):
+        broken.append(f"{twice} turns have more than one record")
+    if len(seen) > turns:
+        broken.append(f"records of turns that the trace of {turns} does not have")
+    if records.num_rows != sent + unsent:
+        broken.append(f"{records.num_rows - sent - unsent} records of an unknown status")
+    return Counts(turns, sent, unsent, ok, failed, cancelled, tuple(broken))

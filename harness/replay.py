@@ -1,0 +1,317 @@
+"""The only replay path: sleep until a turn is due, ask the backend, write a record.
+
+One asyncio program for every backend and both clocks. The turns that are due stand in one heap
+behind one timer of the loop; a turn in flight is one task. A turn falls due its delay after the
+last of its parents ended, where they ended well; after a failure the rest of the session is not
+sent, since no agent could have gone on.
+
+Every turn of the trace gets exactly one record, whatever happens: answered, failed, cancelled by
+an interruption, or unsent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.backend import Backend, Chunk, Request, Served
+from harness.errors import BackendError, BadStream, RequestTimeout
+from harness.pacing import Plan, first_arrivals
+from harness.record import CANCELLED, FAILED, OK, UNSENT, Record
+from harness.trace import Trace
+
+_EARLY_S = 1e-9
+"""A timer may fire this much early: the virtual clock's tick."""
+
+
+class Replay:
+    """One pass of a trace through a backend. `run` once; `write` gets each record as it is made."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        plan: Plan,
+        backend: Backend,
+        write: Callable[[Record], None],
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._trace = trace
+        self._plan = plan
+        self._backend = backend
+        self._write = write
+        self._timeout_s = timeout_s
+        self._due: list[tuple[float, int]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_s = np.inf
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._left = len(trace)
+        self._read_columns()
+        self._read_gates()
+
+    def _read_columns(self) -> None:
+        """Columns as lists: the replay takes one row at a time, and a list is fastest at that."""
+        trace = self._trace
+        self._session: list[int] = trace.session.tolist()
+        self._turn_index: list[int] = trace.column("turn_index").tolist()
+        self._agent: list[str] = trace.column("agent").tolist()
+        self._input: list[int] = trace.input_tokens.tolist()
+        self._output: list[int] = trace.output_tokens.tolist()
+        self._ideal: list[int] = trace.ideal_hit_tokens.tolist()
+        self._recorded = np.zeros(len(trace), bool)
+        self._scheduled: list[float | None] = [None] * len(trace)
+
+    def _read_gates(self) -> None:
+        """For each turn how many parents it waits for, and who waits for it."""
+        trace, speed = self._trace, self._plan.speed
+        offsets, parents = trace.parents()
+        counts = np.diff(offsets)
+        by_parent = np.argsort(parents, kind="stable")
+        self._children: list[int] = np.repeat(np.arange(len(trace)), counts)[by_parent].tolist()
+        self._first_child: list[int] = np.searchsorted(
+            parents[by_parent], np.arange(len(trace) + 1)
+        ).tolist()
+        self._waits: list[int] = counts.tolist()
+        self._ready_s = [0.0] * len(trace)
+        self._delay_s: list[float] = (np.nan_to_num(trace.column("delay_s")) / speed).tolist()
+        roots = np.flatnonzero(counts == 0)
+        offset_s = trace.column("arrival_s")[roots] - first_arrivals(trace)[trace.session[roots]]
+        self._roots: dict[int, list[tuple[float, int]]] = {}
+        for session, offset, row in zip(
+            trace.session[roots].tolist(), (offset_s / speed).tolist(), roots.tolist(), strict=True
+        ):
+            self._roots.setdefault(session, []).append((offset, row))
+        self._session_left: list[int] = np.bincount(trace.session).tolist()
+        starts = self._plan.starts_s
+        self._next_sessions = deque(int(s) for s in self._plan.order if np.isnan(starts[s]))
+
+    async def run(self) -> None:
+        """Replay everything. Raises what is not a `BackendError`; all records are written first."""
+        self._loop = asyncio.get_running_loop()
+        self._zero_s = self._loop.time()
+        self._done: asyncio.Future[None] = self._loop.create_future()
+        for session in self._plan.order.tolist():
+            start_s = self._plan.starts_s[session]
+            if not np.isnan(start_s):
+                self._start_session(session, float(start_s))
+        self._arm()
+        try:
+            await self._done
+        finally:
+            await self._wind_up()
+
+    async def _wind_up(self) -> None:
+        """Cancel what is in flight and record what was never sent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for row in np.flatnonzero(~self._recorded).tolist():
+            self._record(row, None, (), UNSENT, "the run ended first")
+
+    # ---- the schedule
+
+    def _start_session(self, session: int, start_s: float) -> None:
+        for offset_s, row in self._roots[session]:
+            self._schedule(row, start_s + offset_s)
+
+    def _schedule(self, row: int, due_s: float) -> None:
+        due_s = round(due_s, 9)
+        self._scheduled[row] = due_s
+        heapq.heappush(self._due, (due_s, row))
+
+    def _arm(self) -> None:
+        """One timer, for the earliest turn due."""
+        if not self._due or self._due[0][0] >= self._armed_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._armed_s = self._due[0][0]
+        self._timer = self._loop.call_at(self._zero_s + self._armed_s, self._fire)
+
+    def _fire(self) -> None:
+        self._timer, self._armed_s = None, np.inf
+        limit_s = self._loop.time() - self._zero_s + _EARLY_S
+        due = self._due
+        while due and due[0][0] <= limit_s:
+            _, row = heapq.heappop(due)
+            self._tasks[row] = self._loop.create_task(self._turn(row))
+        self._arm()
+
+    def _ended(self, row: int, end_s: float) -> None:
+        """A turn ended well: whoever waited for it last is due its delay later."""
+        for at in range(self._first_child[row], self._first_child[row + 1]):
+            child = self._children[at]
+            self._ready_s[child] = max(self._ready_s[child], end_s)
+            self._waits[child] -= 1
+            if not self._waits[child]:
+                self._schedule(child, self._ready_s[child] + self._delay_s[child])
+        self._leave(row, end_s)
+
+    def _broke(self, row: int, end_s: float) -> None:
+        """A turn failed: all that waits for it will not be sent."""
+        orphans = [row]
+        while orphans:
+            parent = orphans.pop()
+            for child in self._children[self._first_child[parent] : self._first_child[parent + 1]]:
+                if not self._recorded[child]:
+                    reason = "an earlier turn of its session failed"
+                    self._record(child, None, (), UNSENT, reason)
+                    self._leave(child, end_s)
+                    orphans.append(child)
+        self._leave(row, end_s)
+
+    def _leave(self, row: int, end_s: float) -> None:
+        """One turn fewer; with the last of a closed loop's session the next session starts."""
+        session = self._session[row]
+        self._session_left[session] -= 1
+        if not self._session_left[session] and self._next_sessions:
+            self._start_session(self._next_sessions.popleft(), end_s)
+        self._left -= 1
+        if not self._left and not self._done.done():
+            self._done.set_result(None)
+
+    # ---- one turn
+
+    async def _turn(self, row: int) -> None:
+        """Ask, record, and let the turns that wait for this one go on."""
+        try:
+            await self._attempt(row)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - not a request's failure: it ends the run
+            if not self._done.done():
+                self._done.set_exception(error)
+        finally:
+            del self._tasks[row]
+
+    async def _attempt(self, row: int) -> None:
+        sent_s = self._loop.time() - self._zero_s
+        chunks: list[Chunk] = []
+        try:
+            await self._answer(row, chunks)
+            end_s = self._record(row, sent_s, chunks, OK)
+        except BackendError as error:
+            self._record(row, sent_s, chunks, FAILED, f"{type(error).__name__}: {error}")
+            self._broke(row, self._loop.time() - self._zero_s)
+        except asyncio.CancelledError:
+            self._record(row, sent_s, chunks, CANCELLED, "the run was interrupted")
+            raise
+        except Exception as error:
+            if not self._recorded[row]:  # else the disk failed, and not the request
+                self._record(row, sent_s, chunks, CANCELLED, f"{type(error).__name__}: {error}")
+            raise
+        else:
+            self._ended(row, end_s)
+        self._arm()
+
+    async def _answer(self, row: int, chunks: list[Chunk]) -> None:
+        """Gather the chunks as they come: those before a failure are kept."""
+        answer = self._backend.generate(self._request(row))
+        if self._timeout_s is None:
+            await _gather(answer, chunks)
+            return
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await _gather(answer, chunks)
+        except TimeoutError:
+            raise RequestTimeout(f"no whole answer within {self._timeout_s:g} s") from None
+
+    def _request(self, row: int) -> Request:
+        return Request(
+            row,
+            self._session[row],
+            self._turn_index[row],
+            self._input[row],
+            self._output[row],
+            self._trace.header.block_tokens,
+            self._trace.runs(row),
+            self._agent[row],
+        )
+
+    # ---- its record
+
+    def _record(
+        self,
+        row: int,
+        sent_s: float | None,
+        chunks: Sequence[Chunk],
+        status: str,
+        error: str | None = None,
+    ) -> float:
+        """Write the turn's only record. Returns when its last token came, s from the run's zero.
+
+        Raises `BadStream` for an answer that is said to be whole and holds no token.
+        """
+        zero_s = self._zero_s
+        times_s = _token_times(chunks)
+        if status == OK and not len(times_s):
+            raise BadStream("the answer ended without a token")
+        first_s = last_s = answer_s = gaps_us = None
+        if len(times_s):
+            first_s = float(times_s[0]) - zero_s
+            last_s = float(times_s[-1]) - zero_s
+            gaps_us = np.diff(np.rint(times_s * 1e6).astype(np.int64)).astype(np.int32)
+            answer_s = next(
+                (float(c.times_s[0]) - zero_s for c in chunks if c.answer and len(c.times_s)), None
+            )
+        served = next((c.served for c in reversed(chunks) if c.served is not None), _NOTHING_SERVED)
+        self._recorded[row] = True
+        self._write(
+            Record(
+                row,
+                self._session[row],
+                self._turn_index[row],
+                self._agent[row],
+                self._input[row],
+                self._output[row],
+                self._ideal[row],
+                self._scheduled[row],
+                sent_s,
+                first_s,
+                answer_s,
+                last_s,
+                gaps_us,
+                served.input_tokens,
+                served.output_tokens,
+                served.hit_tokens,
+                served.decode_hit_tokens,
+                served.route,
+                _since(zero_s, served.prefill_start_s),
+                _since(zero_s, served.prefill_end_s),
+                _since(zero_s, served.transfer_start_s),
+                _since(zero_s, served.transfer_end_s),
+                served.transfer_bytes,
+                _since(zero_s, served.handoff_s),
+                served.relay_tokens,
+                status,
+                error,
+            )
+        )
+        return last_s if last_s is not None else self._loop.time() - zero_s
+
+
+_NOTHING_SERVED = Served()
+
+
+async def _gather(answer: AsyncIterator[Chunk], chunks: list[Chunk]) -> None:
+    async for chunk in answer:
+        chunks.append(chunk)  # noqa: PERF401 - a comprehension would lose them all on a failure
+
+
+def _since(zero_s: float, time_s: float | None) -> float | None:
+    return None if time_s is None else time_s - zero_s
+
+
+def _token_times(chunks: Sequence[Chunk]) -> NDArray[np.float64]:
+    """The stamps of all chunks, in order: (tokens or events,)."""
+    if len(chunks) == 1:
+        return np.asarray(chunks[0].times_s, np.float64)
+    return np.array([time_s for chunk in chunks for time_s in chunk.times_s], np.float64)

@@ -1,0 +1,102 @@
+"""One command's work: a trace through each backend chosen, then the page.
+
+out/
+  config.yaml        what was asked, as composed
+  in_dc/ pdd/ ...    one run directory a backend
+  *.png report.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from harness import manifest, metrics, result
+from harness.errors import EXIT_GOOD, EXIT_INTERRUPTED, ConfigError
+from harness.job import Job
+from harness.pacing import Pacing
+from harness.plugins import build
+from harness.seed import stream
+from harness.trace import Trace
+
+
+def run(config: DictConfig, out: Path, say: Callable[[str], None]) -> int:
+    """Replay and report; returns the exit code. Raises `HarnessError` for bad input.
+
+    An interruption keeps what was gathered, marks that run partial, draws no page and returns 130.
+    """
+    trace = load_trace(config)
+    say(describe(trace))
+    jobs = _jobs(config, trace, out)
+    result.create(out)
+    OmegaConf.save(config, out / "config.yaml", resolve=False)
+    code = EXIT_GOOD
+    for job in jobs:
+        code = max(code, job.run(say))
+        if code == EXIT_INTERRUPTED:
+            return code
+    say(f"Report: {draw(config, [job.path for job in jobs], out)}")
+    return code
+
+
+def draw(config: DictConfig, paths: list[Path], out: Path) -> Path:
+    """The page of these runs, made from their directories alone."""
+    runs = [found for path in paths for found in result.find_runs(path)]
+    page: Path = build(config.page, "page").render(runs, out)
+    return page
+
+
+def load_trace(config: DictConfig) -> Trace:
+    """The trace that the configuration names, after its transforms."""
+    trace: Trace = build(config.trace, "trace")
+    for name in config.transform or {}:
+        trace = build(config.transform[name], f"transform.{name}")(trace)
+    return trace
+
+
+def describe(trace: Trace) -> str:
+    """One line for a person, with what was dropped or changed on the way in."""
+    ideal = trace.ideal_hit_tokens / trace.input_tokens
+    weighted = trace.ideal_hit_tokens.sum(dtype=np.int64) / trace.input_tokens.sum(dtype=np.int64)
+    line = (
+        f"Trace {trace.header.format}: {len(trace):,} requests in {trace.sessions:,} sessions; "
+        f"ideal hit rate {ideal.mean():.1%} mean, {weighted:.1%} token-weighted, "
+        f"{(ideal > metrics.HIT_EDGES[2]).mean():.1%} of requests above 95%"
+    )
+    changes = ", ".join(f"{name} {count:,}" for name, count in trace.header.changes.items())
+    return f"{line}. Changed on reading: {changes}" if changes else line
+
+
+def _jobs(config: DictConfig, trace: Trace, out: Path) -> list[Job]:
+    """One a backend, all built before the first runs, so that a bad setting costs no run."""
+    if not config.backend:
+        raise ConfigError("no backend is chosen: add backend=pdd, or backend=[in_dc,cross_dc,pdd]")
+    pacing: Pacing = build(config.pacing, "pacing")
+    plan = pacing.plan(trace, stream(config.seed, "pacing"))
+    window: metrics.Window = build(config.window, "window")
+    jobs = []
+    for name in config.backend:
+        where = f"backend.{name}"
+        entry = config.backend[name].copy()
+        with open_dict(entry):
+            loop = entry.pop("loop", None)
+            if loop is None:
+                raise ConfigError(f"{where}.loop is missing: name the loop that owns time")
+            loop._partial_ = True  # noqa: SLF001 - Hydra's own key
+        jobs.append(
+            Job(
+                name=str(name),
+                path=out / str(name),
+                trace=trace,
+                plan=plan,
+                backend=build(entry, where),
+                loop=build(loop, f"{where}.loop"),
+                window=window,
+                timeout_s=config.timeout_s,
+                asked=manifest.asked(config),
+            )
+        )
+    return jobs

@@ -1,0 +1,1 @@
+"""Read run directories and draw: one report a file."""

@@ -1,0 +1,70 @@
+"""A backend of known timing for tests of the replay: a token every `gap_s` from `first_s` on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+from harness.backend import Chunk, Description, Request, Served
+from harness.errors import BackendError
+
+
+class Echo:
+    """Answers as asked; `fail` may return the error that a request ends with."""
+
+    def __init__(
+        self,
+        first_s: float = 0.5,
+        gap_s: float = 0.25,
+        fail: Callable[[Request], BaseException | None] = lambda _: None,
+    ) -> None:
+        self.first_s = first_s
+        self.gap_s = gap_s
+        self.fail = fail
+        self.seen: list[Request] = []
+        self.in_flight = 0
+        self.most_in_flight = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+    def describe(self) -> Description:
+        return Description("echo", "unknown")
+
+    async def reset(self) -> None:
+        self.seen.clear()
+
+    async def generate(self, request: Request) -> AsyncIterator[Chunk]:
+        self.seen.append(request)
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        loop = asyncio.get_running_loop()
+        try:
+            await asyncio.sleep(self.first_s)
+            yield Chunk([loop.time()], answer=False)
+            if (error := self.fail(request)) is not None:
+                raise error
+            for _ in range(request.output_tokens - 1):
+                await asyncio.sleep(self.gap_s)
+                yield Chunk([loop.time()])
+            yield Chunk(served=Served(request.input_tokens, request.output_tokens, 64, route="P-D"))
+        finally:
+            self.in_flight -= 1
+
+    async def scrape(self) -> Mapping[str, float]:
+        return {}
+
+
+def broken(turn: int, error: type[BackendError]) -> Callable[[Request], BaseException | None]:
+    """A `fail` for one row of the trace."""
+    return lambda request: error("on purpose") if request.turn == turn else None

@@ -1,0 +1,1 @@
+"""Make input: one reader a format, a generator, transforms."""
