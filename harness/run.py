@@ -30,15 +30,15 @@ def run(config: DictConfig, out: Path, say: Callable[[str], None]) -> int:
     """
     trace = load_trace(config)
     say(describe(trace))
-    jobs = _jobs(config, trace, out)
+    todo = jobs(config, trace, out)
     result.create(out)
     OmegaConf.save(config, out / "config.yaml", resolve=False)
     code = EXIT_GOOD
-    for job in jobs:
+    for job in todo:
         code = max(code, job.run(say))
         if code == EXIT_INTERRUPTED:
             return code
-    say(f"Report: {draw(config, [job.path for job in jobs], out)}")
+    say(f"Report: {draw(config, [job.path for job in todo], out)}")
     return code
 
 
@@ -70,14 +70,14 @@ def describe(trace: Trace) -> str:
     return f"{line}. Changed on reading: {changes}" if changes else line
 
 
-def _jobs(config: DictConfig, trace: Trace, out: Path) -> list[Job]:
+def jobs(config: DictConfig, trace: Trace, out: Path) -> list[Job]:
     """One a backend, all built before the first runs, so that a bad setting costs no run."""
     if not config.backend:
         raise ConfigError("no backend is chosen: add backend=pdd, or backend=[in_dc,cross_dc,pdd]")
     pacing: Pacing = build(config.pacing, "pacing")
     plan = pacing.plan(trace, stream(config.seed, "pacing"))
     window: metrics.Window = build(config.window, "window")
-    jobs = []
+    built = []
     for name in config.backend:
         where = f"backend.{name}"
         entry = config.backend[name].copy()
@@ -85,8 +85,8 @@ def _jobs(config: DictConfig, trace: Trace, out: Path) -> list[Job]:
             loop = entry.pop("loop", None)
             if loop is None:
                 raise ConfigError(f"{where}.loop is missing: name the loop that owns time")
-            loop._partial_ = True  # noqa: SLF001 - Hydra's own key
-        jobs.append(
+            loop._partial_ = True
+        built.append(
             Job(
                 name=str(name),
                 path=out / str(name),
@@ -99,4 +99,4 @@ def _jobs(config: DictConfig, trace: Trace, out: Path) -> list[Job]:
                 asked=manifest.asked(config),
             )
         )
-    return jobs
+    return built
