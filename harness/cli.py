@@ -93,8 +93,8 @@ def _report(paths: list[Path], out: Path) -> int:
 
     with initialize_config_module("conf", version_base="1.3"):
         config = compose("run")
-    result.create(out)
-    _say(f"Report: {draw(config, paths, out)}")
+    runs = [run for path in paths for run in result.find_runs(path)]
+    _say(f"Report: {draw(config, runs, result.create(out))}")
     return EXIT_GOOD
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from harness.errors import ConfigError
 from harness.record import CANCELLED, FAILED, OK, UNSENT
 
 HIT_EDGES = (0.0, 0.90, 0.95, 0.97, 0.98, 0.99, 0.995, 1.0)
@@ -88,6 +89,11 @@ class Window:
 
     warmup_s: float = 0.0
     cooldown_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("warmup_s", "cooldown_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"window.{name} is {getattr(self, name)}: give 0 s or more")
 
     def bounds(self, scheduled_s: NDArray[np.float64]) -> tuple[float, float]:
         """(first, last) scheduled time that is measured, s. NaN where nothing was scheduled."""

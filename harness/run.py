@@ -28,6 +28,7 @@ def run(config: DictConfig, out: Path, say: Callable[[str], None]) -> int:
 
     An interruption keeps what was gathered, marks that run partial, draws no page and returns 130.
     """
+    _check(config)
     trace = load_trace(config)
     say(describe(trace))
     todo = jobs(config, trace, out)
@@ -38,13 +39,12 @@ def run(config: DictConfig, out: Path, say: Callable[[str], None]) -> int:
         code = max(code, job.run(say))
         if code == EXIT_INTERRUPTED:
             return code
-    say(f"Report: {draw(config, [job.path for job in todo], out)}")
+    say(f"Report: {draw(config, [result.Run.open(job.path) for job in todo], out)}")
     return code
 
 
-def draw(config: DictConfig, paths: list[Path], out: Path) -> Path:
+def draw(config: DictConfig, runs: list[result.Run], out: Path) -> Path:
     """The page of these runs, made from their directories alone."""
-    runs = [found for path in paths for found in result.find_runs(path)]
     page: Path = build(config.page, "page").render(runs, out)
     return page
 
@@ -70,10 +70,18 @@ def describe(trace: Trace) -> str:
     return f"{line}. Changed on reading: {changes}" if changes else line
 
 
-def jobs(config: DictConfig, trace: Trace, out: Path) -> list[Job]:
-    """One a backend, all built before the first runs, so that a bad setting costs no run."""
+def _check(config: DictConfig) -> None:
+    """The settings that no `_target_` takes."""
+    if not isinstance(config.seed, int) or config.seed < 0:
+        raise ConfigError(f"seed is {config.seed!r}: give a whole number, 0 or more")
+    if config.timeout_s is not None and not config.timeout_s > 0:
+        raise ConfigError(f"timeout_s is {config.timeout_s}: give seconds above 0, or null")
     if not config.backend:
         raise ConfigError("no backend is chosen: add backend=pdd, or backend=[in_dc,cross_dc,pdd]")
+
+
+def jobs(config: DictConfig, trace: Trace, out: Path) -> list[Job]:
+    """One a backend, all built before the first runs, so that a bad setting costs no run."""
     pacing: Pacing = build(config.pacing, "pacing")
     plan = pacing.plan(trace, stream(config.seed, "pacing"))
     window: metrics.Window = build(config.window, "window")

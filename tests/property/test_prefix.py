@@ -52,9 +52,8 @@ def trees(draw: st.DrawFn) -> list[list[tuple[int, int]]]:
     paths: list[Tree] = []
     for at, length in enumerate(lengths):
         parent = draw(st.integers(-1, at - 1))
-        if (
-            parent == -1
-            or (leave := draw(st.integers(1, lengths[parent]))) == lengths[parent]
+        if parent == -1 or (
+            (leave := draw(st.integers(1, lengths[parent]))) == lengths[parent]
             and (starts[parent] + lengths[parent] == starts[at])
         ):
             paths.append([(starts[at], length)])

@@ -77,7 +77,7 @@ def test_a_socket_is_refused() -> None:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen()
-            listener.setblocking(False)  # noqa: FBT003 - the socket's own signature
+            listener.setblocking(False)
             await asyncio.get_running_loop().sock_accept(listener)
 
     with pytest.raises(DeadlockError, match="wall clock"):

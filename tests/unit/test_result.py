@@ -111,18 +111,19 @@ def test_parquet_wins_where_a_part_was_just_being_finished(tmp_path: Path) -> No
 def test_a_disk_that_fails_says_so_and_keeps_what_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = result.RecordWriter(tmp_path)
-    with pytest.raises(ResultError, match="No space left"):  # noqa: SIM117 - the order matters
-        with writer:
+    def fail(_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def fill_the_disk() -> None:
+        with result.RecordWriter(tmp_path) as writer:
             for each in rows(4_000):
                 writer.append(each)
-
-            def fail(_: object) -> None:
-                raise OSError(28, "No space left on device")
-
             monkeypatch.setattr(result, "to_batch", fail)
             for each in rows(9_000, 4_000):
                 writer.append(each)
+
+    with pytest.raises(ResultError, match="No space left"):
+        fill_the_disk()
     assert result.Run(tmp_path, {}).records().num_rows == 4_000
 
 
@@ -140,7 +141,7 @@ def test_an_existing_folder_is_never_touched(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match="holds no run"):
         result.find_runs(tmp_path)
-    with pytest.raises(ResultError, match="has no run.json"):
+    with pytest.raises(ResultError, match=r"has no run\.json"):
         result.Run.open(tmp_path)
     (tmp_path / "run.json").write_text("{half")
     with pytest.raises(ResultError, match="cannot be read"):
@@ -151,7 +152,7 @@ def test_records_of_another_version_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "records"
     folder.mkdir()
     pq.write_table(pa.table({"turn": [1]}), folder / "part-00000.parquet")
-    with pytest.raises(ResultError, match="another version|cannot be read"):
+    with pytest.raises(ResultError, match=r"another version|cannot be read"):
         result.Run(tmp_path, {}).records()
     (folder / "part-00000.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(ResultError, match="cannot be read"):

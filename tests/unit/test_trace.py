@@ -8,18 +8,13 @@ from typing import Any
 import pytest
 
 from harness.errors import TraceError
-from harness.trace import Header, Trace
+from harness.trace import SCHEMA, Header, Trace
 
 MakeTrace = Callable[..., Trace]
 
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "nothing at all": (
-        dict.fromkeys(
-            ("session", "turn_index", "parents", "recorded_s", "arrival_s", "delay_s"), []
-        )
-        | dict.fromkeys(
-            ("input_tokens", "output_tokens", "run_starts", "run_lengths", "agent"), []
-        ),
+        {name: [] for name in SCHEMA.names},
         "no turns",
     ),
     "zero input": ({"input_tokens": [128, 0, 256, 320]}, "turn 1.*fewer than 1 token"),

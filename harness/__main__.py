@@ -1,0 +1,5 @@
+"""`python -m harness` is `relaybench`."""
+
+from harness.cli import main
+
+main()
