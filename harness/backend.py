@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from harness.prefix import Runs
 
 
@@ -61,8 +64,8 @@ class Served:
 class Chunk:
     """A piece of an answer: some tokens, or the server's closing account, or both."""
 
-    times_s: Sequence[float] = ()
-    """When each token's bytes arrived, ascending, on the loop's clock; numpy arrays are welcome.
+    times_s: Sequence[float] | NDArray[np.float64] = ()
+    """When each token's bytes arrived, ascending, on the loop's clock.
     Where a server does not say how many tokens an event carries, one time for the event."""
     answer: bool = True
     """False for reasoning tokens, which are not yet an answer."""

@@ -1,0 +1,92 @@
+"""What a step costs: fitted equations of prefill and decode, and the bytes of a KV cache.
+
+The forms are first principles (linear layers, causal attention, weights read once a step), the
+coefficients are fits to measured kernels; each YAML file in `conf/model` says to which.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+
+from harness.errors import ConfigError
+
+
+def require(good: bool, name: str, value: object, wanted: str) -> None:
+    """Raise the `ConfigError` of a setting that cannot be."""
+    if not good:
+        raise ConfigError(f"{name} is {value}: give {wanted}")
+
+
+@dataclass(frozen=True)
+class PrefillCost:
+    """Seconds to prefill n new tokens on p cached: t0 + a n + b n (p + n/2), on 8 cards.
+
+    a: linear layers; b: causal attention, each new token to all before it and half its own chunk.
+    """
+
+    t0_s: float
+    a_s: float
+    b_s: float
+
+    def __post_init__(self) -> None:
+        for name in ("t0_s", "a_s", "b_s"):
+            value = getattr(self, name)
+            require(value >= 0, f"model.prefill.{name}", value, "0 or more")
+
+    def chunk_s(self, new: int, cached: int) -> float:
+        """The part of a step that `new` tokens on `cached` add; the step adds `t0_s` once."""
+        return new * (self.a_s + self.b_s * (cached + 0.5 * new))
+
+    def extend_s(self, tokens: int, context: int) -> float:
+        """What a decode step grows by when it takes in `tokens` at once: t(k) - t(1).
+
+        As in speculative verification; `context` is what is cached before them.
+        """
+        return self.chunk_s(tokens, context) - self.chunk_s(1, context)
+
+
+@dataclass(frozen=True)
+class DecodeCost:
+    """Seconds of one decode step, batch b, total context S: d0 + d1 b + d2 S + d3 sqrt(b), 8 cards.
+
+    sqrt(b) stands for the experts that a batch activates. Fits may bend down for small batches;
+    a step is never taken to be cheaper than that of one sequence.
+    """
+
+    d0_s: float
+    d1_s: float
+    d2_s: float
+    d3_s: float
+
+    def __post_init__(self) -> None:
+        alone = self.d0_s + self.d1_s + self.d3_s
+        require(
+            alone > 0, "model.decode", f"{alone} s for a batch of 1", "coefficients above 0 in sum"
+        )
+        require(self.d2_s >= 0, "model.decode.d2_s", self.d2_s, "0 or more")
+
+    def batch_s(self, batch: float) -> float:
+        """The part that depends on the batch alone."""
+        alone = self.d0_s + self.d1_s + self.d3_s
+        return max(alone, self.d0_s + self.d1_s * batch + self.d3_s * sqrt(batch))
+
+
+@dataclass(frozen=True)
+class KvBytes:
+    """Bytes of a KV cache: `per_token` tokens + `fixed` (the window state of hybrid models)."""
+
+    per_token: float
+    fixed: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.per_token > 0, "model.kv.per_token", self.per_token, "bytes above 0")
+        require(self.fixed >= 0, "model.kv.fixed", self.fixed, "0 bytes or more")
+
+    def of(self, tokens: int) -> float:
+        """Bytes to move the cache of so many tokens."""
+        return self.per_token * tokens + self.fixed
+
+    def blocks(self, capacity_bytes: float, block_tokens: int) -> float:
+        """How many blocks fit a cache of so many bytes."""
+        return capacity_bytes / (self.per_token * block_tokens)

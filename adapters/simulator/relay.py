@@ -1,0 +1,160 @@
+"""PDD: Prefill - RelayDecode - MainDecode across two data centres.
+
+After prefill a KV cache takes two roads at once: over RDMA to the relay in the same data centre,
+which starts decoding, and over the WAN to the main decode. When the WAN transfer is whole, the
+relay hands over the ids of the tokens it has produced; the main decode recomputes their KV in one
+extended step and goes on. Requests whose transfer is short go straight to the main decode.
+
+Both pipelines end at the main decode (P-MD, P-RLD-MD): a request that the relay finishes first
+still sends its KV cache, so that the cache there does not fall behind the prefill's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapters.simulator.costs import PrefillCost, require
+from adapters.simulator.decode import DecodePool, Sequence
+from adapters.simulator.decode_cache import DecodeCache
+from adapters.simulator.disaggregated import Disaggregated
+from adapters.simulator.network import Link
+from adapters.simulator.prefill import PrefillCluster
+from adapters.simulator.simulator import Job, numbers
+
+
+class Pdd(Disaggregated):
+    """`link` is the WAN, `relay_link` the RDMA inside; one-shot handoff.
+
+    A request is relayed when its transfer, at the flows of the moment, is expected to take longer
+    than `relay_threshold_s` and the relay has room for it.
+    """
+
+    def __init__(
+        self,
+        topology: str,
+        prefill: PrefillCluster,
+        link: Link,
+        decode_pool: DecodePool,
+        cache: DecodeCache,
+        relay_link: Link,
+        relay_pool: DecodePool,
+        relay_threshold_s: float,
+        extend: PrefillCost,
+    ) -> None:
+        super().__init__(topology, prefill, link, decode_pool, cache)
+        require(relay_threshold_s >= 0, "relay_threshold_s", relay_threshold_s, "0 s or more")
+        self.relay_link = relay_link
+        self.relay_pool = relay_pool
+        self.relay_threshold_s = relay_threshold_s
+        self.extend = extend
+
+    def attach(self) -> None:
+        """Put every part on the engine, empty and cold."""
+        super().attach()
+        self.relay_link.attach(self.engine)
+        self.relay_pool.attach(self.engine)
+
+    def decode(self, job: Job) -> None:
+        """Send to the main decode and, where that will take long, to the relay too."""
+        request = job.request
+        size_bytes = self.missing_bytes(job)
+        slow = self.link.estimate_s(size_bytes) > self.relay_threshold_s
+        self.send(job, size_bytes)
+        if slow and self.relay_pool.has_room(request.input_tokens + request.output_tokens):
+            job.served.route = "P-RLD-MD"
+            whole = self.cache.kv.of(request.input_tokens)
+            job.relay_flow = self.relay_link.send(whole, lambda: self._begin_relay(job))
+        else:
+            job.served.route = "P-MD"
+
+    def _begin_relay(self, job: Job) -> None:
+        if job.answer.done() or job.served.transfer_end_s is not None:
+            return
+        request = job.request
+        job.relay = Sequence(
+            request.input_tokens,
+            request.output_tokens,
+            lambda times_s: self._end_relay(job, times_s),
+        )
+        self.relay_pool.join(job.relay)
+
+    def _end_relay(self, job: Job, times_s: NDArray[np.float64]) -> None:
+        """The relay was done before the KV cache had crossed. The transfer goes on."""
+        job.served.relay_tokens = len(times_s)
+        self.finish(job, times_s)
+
+    def received(self, job: Job) -> None:
+        """The KV cache has crossed: take over from the relay, where it has begun."""
+        if job.relay is None:
+            self._take_whole(job)
+        else:
+            self.relay_pool.release(job.relay, lambda times_s: self._hand_over(job, times_s))
+
+    def _take_whole(self, job: Job) -> None:
+        """The relay had not begun: there is nothing to hand over."""
+        job.served.route = "P-MD"
+        if job.relay_flow is not None:
+            self.relay_link.cancel(job.relay_flow)
+        super().received(job)
+
+    def _hand_over(self, job: Job, times_s: NDArray[np.float64]) -> None:
+        """The relay has let go: the ids of its tokens cross, one way."""
+        if job.answer.done():
+            return
+        if not len(times_s):
+            self._take_whole(job)
+            return
+        job.served.relay_tokens = len(times_s)
+        self.engine.at(self.engine.now_s + self.link.rtt_s / 2, self._extend, job, times_s)
+
+    def _extend(self, job: Job, eager_s: NDArray[np.float64]) -> None:
+        """Recompute the KV of the eager tokens in one extended step, and go on."""
+        if job.answer.done():
+            return
+        request, eager = job.request, len(eager_s)
+
+        def finished(times_s: NDArray[np.float64]) -> None:
+            job.served.handoff_s = float(times_s[0])
+            self.finish(job, np.concatenate((eager_s, times_s)))
+
+        job.sequence = Sequence(
+            request.input_tokens + eager,
+            request.output_tokens - eager,
+            finished,
+            self.extend.extend_s(eager, request.input_tokens),
+        )
+        self.decode_pool.join(job.sequence)
+
+    def abandon(self, job: Job) -> None:
+        """Free both flows and the places in both batches."""
+        super().abandon(job)
+        if job.relay_flow is not None:
+            self.relay_link.cancel(job.relay_flow)
+        if job.relay is not None and job.sequence is None:
+            self.relay_pool.release(job.relay, lambda _: None)
+
+    def load(self) -> dict[str, float]:
+        """What is under way now."""
+        return super().load() | {
+            "relay_flows": self.relay_link.flows,
+            "relay_running": self.relay_pool.batch,
+            "relay_waiting": self.relay_pool.waiting,
+        }
+
+    def cards(self) -> dict[str, float]:
+        """Cards a role."""
+        return {
+            "P": self.prefill.cards,
+            "RLD": self.relay_pool.cards,
+            "MD": self.decode_pool.cards,
+        }
+
+    def details(self) -> dict[str, object]:
+        """The numbers that decide what comes out."""
+        return super().details() | {
+            "relay": numbers(self.relay_pool),
+            "relay_link": numbers(self.relay_link),
+            "relay_threshold_s": self.relay_threshold_s,
+            "extend": vars(self.extend),
+        }

@@ -1,0 +1,150 @@
+"""The backend: requests in, answers out, whatever the topology between."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapters.simulator.decode import Sequence
+from adapters.simulator.engine import Engine
+from adapters.simulator.network import Flow
+from adapters.simulator.prefill import PrefillCluster, Prompt
+from harness.backend import Chunk, Description, Request, Served
+from harness.errors import BackendError
+
+
+class Job:
+    """One request on its way through the system."""
+
+    __slots__ = (
+        "answer",
+        "flow",
+        "prompt",
+        "relay",
+        "relay_flow",
+        "request",
+        "sequence",
+        "served",
+    )
+
+    def __init__(self, request: Request, answer: asyncio.Future[NDArray[np.float64]]) -> None:
+        self.request = request
+        self.answer = answer
+        self.served = Served(request.input_tokens, request.output_tokens)
+        self.prompt: Prompt
+        self.flow: Flow | None = None
+        """To the (main) decode."""
+        self.sequence: Sequence | None = None
+        """There."""
+        self.relay_flow: Flow | None = None
+        self.relay: Sequence | None = None
+
+
+class Simulator(ABC):
+    """Any topology that begins with a prefill cluster. Subclasses say what follows."""
+
+    topology: str
+
+    def __init__(self, prefill: PrefillCluster) -> None:
+        self.prefill = prefill
+        self.engine = Engine()
+
+    async def __aenter__(self) -> Self:
+        """Live on the running loop, cold."""
+        self.engine.start(asyncio.get_running_loop())
+        self.attach()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop: nothing that is under way goes on."""
+        self.engine.stop()
+
+    async def reset(self) -> None:
+        """Empty all caches and links. Raises `BackendError` while requests are under way."""
+        if busy := {name: value for name, value in self.load().items() if value}:
+            raise BackendError(f"requests are under way: {busy}")
+        self.engine.stop()
+        self.attach()
+
+    async def generate(self, request: Request) -> AsyncIterator[Chunk]:
+        """The whole answer in one chunk, when its last token is out; each token has its time."""
+        engine = self.engine
+        engine.enter()
+        job = Job(request, asyncio.get_running_loop().create_future())
+        job.prompt = Prompt(request, lambda: self._prefilled(job))
+        self.prefill.submit(job.prompt)
+        try:
+            times_s = await job.answer
+        finally:
+            if not job.answer.done() or job.answer.cancelled():
+                engine.enter()
+                job.prompt.gone = True
+                self.abandon(job)
+        yield Chunk(times_s, served=job.served)
+
+    def _prefilled(self, job: Job) -> None:
+        served = job.served
+        served.hit_tokens = job.prompt.hit_tokens
+        served.prefill_start_s = job.prompt.started_s
+        served.prefill_end_s = self.engine.now_s
+        self.decode(job)
+
+    def attach(self) -> None:
+        """Put every part on the engine, empty and cold."""
+        self.prefill.attach(self.engine)
+
+    @abstractmethod
+    def decode(self, job: Job) -> None:
+        """The prompt's KV cache is whole: see that the answer comes, then call `finish`."""
+
+    @abstractmethod
+    def abandon(self, job: Job) -> None:
+        """The request was cancelled: free what it holds beyond the prefill."""
+
+    @abstractmethod
+    def load(self) -> dict[str, float]:
+        """What is under way now, by name; all 0 when idle."""
+
+    @abstractmethod
+    def describe(self) -> Description:
+        """What is simulated."""
+
+    @staticmethod
+    def finish(job: Job, times_s: NDArray[np.float64]) -> None:
+        """The answer is whole."""
+        if not job.answer.done():
+            job.answer.set_result(times_s)
+
+    async def scrape(self) -> Mapping[str, float]:
+        """Counters since the last reset, and what is under way."""
+        prefill = self.prefill
+        return self.load() | {
+            "prefill_steps_total": prefill.steps,
+            "prefill_computed_tokens_total": prefill.computed_tokens,
+            "prefill_cached_blocks": prefill.cache.held,
+            "prefill_evicted_blocks_total": prefill.cache.evicted,
+        }
+
+
+def numbers(part: object) -> dict[str, object]:
+    """The settings of a part: its plain public attributes and its cost equations."""
+    found: dict[str, object] = {}
+    for name, value in vars(part).items():
+        if name.startswith("_"):
+            continue
+        if isinstance(value, bool | int | float | str) or value is None:
+            found[name] = value
+        elif name in ("cost", "kv"):
+            found[name] = vars(value)
+    return found
