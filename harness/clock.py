@@ -69,3 +69,17 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
         return self._jump.now_ticks / _TICKS_PER_S
+
+    def jump(self, when_s: float) -> bool:
+        """Move the clock to `when_s` if nothing else would happen first; else leave it.
+
+        For a simulator that holds its own events: it may go on to its next one without a turn
+        of the loop, and everything still happens in the same order at the same time. Says False
+        whenever it cannot tell, and then the caller sets a timer as anyone would.
+        """
+        ready = getattr(self, "_ready", True)
+        timers = getattr(self, "_scheduled", None)
+        if ready or timers is None or (timers and timers[0].when() <= when_s):
+            return False
+        self._jump.now_ticks = max(self._jump.now_ticks, round(when_s * _TICKS_PER_S))
+        return True

@@ -1,7 +1,8 @@
 """Simulated events: a heap of its own behind one timer of the loop.
 
 An asyncio timer costs three times what an entry of a heap costs, so the simulator keeps its events
-to itself and asks the loop only for the earliest. Event times are exact: `now_s` is the time of
+to itself and asks the loop only for the earliest; and where the loop's clock can jump, and nothing
+else is to happen first, it goes on to its next event without a turn of the loop. Event times are exact: `now_s` is the time of
 the event at hand, never a reading of the loop's clock, so results do not depend on how the loop
 rounds. It works alike on virtual and on wall time.
 """
@@ -34,6 +35,7 @@ class Engine:
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Live on this loop from now on."""
         self._loop = loop
+        self._jump: Callable[[float], bool] = getattr(loop, "jump", _cannot_jump)
         self.now_s = loop.time()
 
     def stop(self) -> None:
@@ -62,10 +64,10 @@ class Engine:
     def _fire(self) -> None:
         self._timer, self._armed_s = None, inf
         limit_s = self._loop.time() + _EARLY_S
-        events = self._events
+        events, jump = self._events, self._jump
         self._firing = True
         try:
-            while events and events[0][0] <= limit_s:
+            while events and (events[0][0] <= limit_s or jump(events[0][0])):
                 time_s, _, action, arguments = heapq.heappop(events)
                 self.now_s = time_s
                 action(*arguments)
@@ -73,3 +75,8 @@ class Engine:
             self._firing = False
             if events:
                 self._arm()
+
+
+def _cannot_jump(_: float) -> bool:
+    """For a loop on wall time."""
+    return False
