@@ -79,8 +79,9 @@ class Header:
     licence: str
     session_starts: Literal["recorded", "unknown"] = "recorded"
     """`unknown`: the source does not say when one session began relative to another."""
-    prefix_data: Literal["recorded", "synthesised"] = "recorded"
-    """`synthesised`: the source has no prefix data; no claim about hit rates can rest on it."""
+    prefix_data: Literal["recorded", "generated", "synthesised"] = "recorded"
+    """`generated`: the whole trace is. `synthesised`: the source has no prefix data, blocks were
+    made up for it, and no claim about hit rates can rest on them."""
     sources: tuple[Source, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
     """What was dropped, clamped or estimated, by name, with how many turns it touched."""
@@ -478,7 +479,12 @@ class Trace:
 
 def build_table(columns: Mapping[str, Any]) -> pa.Table:
     """A table of `SCHEMA` from one sequence, numpy or Arrow array a column."""
-    arrays = [pa.array(columns[field.name], field.type) for field in SCHEMA]
+    arrays = [
+        column.cast(field.type)
+        if isinstance(column := columns[field.name], pa.Array)
+        else pa.array(column, field.type)
+        for field in SCHEMA
+    ]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 

@@ -1,0 +1,318 @@
+"""The shipped workload: agent sessions drawn from a seed, fitted to real ones.
+
+A session is one task. Its first prompt is the tools' and the system's prefix and a message, or,
+where an old task is resumed, a long history too. Each later prompt carries all before it and adds
+what the model answered (less the thinking, which is not kept) and what a tool returned or a person
+said, now and then a whole file. The delay before it is a tool's or a person's. A few turns break
+the prefix: the last block is laid anew, or an edit throws a part of the history away. A session
+ends when its task is done or its context is full.
+
+What is drawn is tokens, delays and breaks; hit rates are what comes out. `docs/workload.md` holds
+them beside the real ones. Session i is the same whatever the number of sessions.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from math import inf
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from harness.errors import ConfigError
+from harness.trace import Header, Trace, build_table
+
+_BLOCK_TOKENS = 64
+_LEAST_ADDED_TOKENS = 48
+"""A turn adds at least a message's frame."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """exp(N(ln median, sigma)); with probability `rare_share` that of `rare_median`, `rare_sigma`.
+
+    A log-normal, or a mixture of two: positive, with a heavy right tail.
+    """
+
+    median: float
+    sigma: float
+    rare_share: float = 0.0
+    rare_median: float = 1.0
+    rare_sigma: float = 0.0
+
+    def of(self, uniform: NDArray[np.float64], normal: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Values for uniform and standard normal draws of one shape."""
+        rare = uniform < self.rare_share
+        median = np.where(rare, self.rare_median, self.median)
+        values: NDArray[np.float64] = median * np.exp(
+            np.where(rare, self.rare_sigma, self.sigma) * normal
+        )
+        return values
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The distributions of a session. Each `Draw` may be given as a mapping of its fields."""
+
+    turns_mean: float
+    """Turns of a session before its context is full: gamma distributed, of shape `turns_shape`."""
+    turns_shape: float
+    context_limit_tokens: float
+    prefix_tokens: float
+    """Tools and system prompt: normal, with a spread of `prefix_spread_tokens`."""
+    prefix_spread_tokens: float
+    message_tokens: Draw
+    """The first message."""
+    resumed_share: float
+    """Of sessions: those that begin with a history of `resumed_tokens`."""
+    resumed_tokens: Draw
+    answer_tokens: Draw
+    kept_share: float
+    """What the history keeps of an answer's tokens."""
+    result_tokens: Draw
+    """What a tool returns or a person says; rare: a whole file."""
+    early_files: float
+    """How many times as many files the first turns bring; fades over `early_turns`."""
+    early_turns: float
+    relaid_share: float
+    """Of turns: those that lay the last block of the prompt before anew."""
+    edited_share: float
+    """Of turns: those that keep only a part of the history, evenly distributed."""
+    person_share: float
+    """Of turns: those that a person starts."""
+    tool_delay_s: Draw
+    person_delay_s: Draw
+    delay_limit_s: float
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Mapping):
+                draw = Draw(**value)
+                object.__setattr__(self, field.name, draw)
+                for part, number in asdict(draw).items():
+                    _require(f"shape.{field.name}.{part}", number, 1 if "share" in part else inf)
+            else:
+                _require(f"shape.{field.name}", value, 1 if "share" in field.name else inf)
+        if self.turns_mean < 1 or self.turns_shape <= 0:
+            raise ConfigError("trace.shape.turns_mean must be 1 or more, turns_shape above 0")
+
+
+def _require(name: str, value: float, most: float, least: float = 0) -> None:
+    number: object = value
+    good = isinstance(number, int | float) and not isinstance(number, bool)
+    if not good or not least <= value <= most:
+        wanted = f"{least:g} or more" if most == inf else f"{least:g} to {most:g}"
+        raise ConfigError(f"trace.{name} is {value!r}: give a number, {wanted}")
+
+
+def generate(
+    *,
+    sessions: int,
+    seed: int,
+    session_rate_per_s: float,
+    products: int,
+    nominal_s: float,
+    nominal_token_s: float,
+    shape: Shape,
+) -> Trace:
+    """So many sessions, starting as a Poisson process. Raises `ConfigError`.
+
+    `products`: agent products, each with tools and a system prompt that its sessions share, and so
+    the blocks of; 0: no two sessions share any, as in the traces of the fit, where ids are local
+    to a session. `recorded_s`, which only orders the trace, takes an answer to last `nominal_s`
+    and `nominal_token_s` a token.
+    """
+    for name, count, least in (
+        ("sessions", sessions, 1),
+        ("seed", seed, 0),
+        ("products", products, 0),
+    ):
+        _require(name, count, inf, least)
+        if not isinstance(count, int):
+            raise ConfigError(f"trace.{name} is {count!r}: give a whole number")
+    _require("session_rate_per_s", session_rate_per_s, inf, 1e-9)
+    prefixes = _product_prefixes(shape, products, seed)
+    columns = _Columns(prefixes)
+    start_s = 0.0
+    for session in range(sessions):
+        random = np.random.default_rng([seed, 1, session])
+        product = int(random.integers(products)) if products else None
+        turns = _draw(shape, random, None if product is None else prefixes[product])
+        columns.add(session, start_s, turns, product, nominal_s, nominal_token_s)
+        start_s += random.exponential(1 / session_rate_per_s)
+    parameters = {
+        "sessions": sessions,
+        "seed": seed,
+        "session_rate_per_s": session_rate_per_s,
+        "products": products,
+        "shape": asdict(shape),
+    }
+    header = Header(
+        "agentic", _BLOCK_TOKENS, "floor", "global", "s", "Apache-2.0 (generated)",
+        prefix_data="generated", parameters=parameters,
+    )  # fmt: skip
+    return Trace(columns.table(), header)
+
+
+@dataclass(frozen=True)
+class _Turns:
+    """One session's draws, a list entry a turn."""
+
+    prompts: list[int]
+    answers: list[int]
+    kept: list[float]
+    """The share of the blocks before that an edit keeps; 1 without one."""
+    relaid: list[bool]
+    delays_s: list[float]
+
+
+def _draw(shape: Shape, random: np.random.Generator, prefix: float | None) -> _Turns:
+    """Draw a session; `prefix` tokens where its product decides them."""
+    turns = max(1, round(random.gamma(shape.turns_shape, shape.turns_mean / shape.turns_shape)))
+    uniform = random.random((8, turns))
+    normal = random.standard_normal((6, turns))
+    if prefix is None:
+        prefix = max(1.0, shape.prefix_tokens + shape.prefix_spread_tokens * normal[5, 0])
+    answers = np.maximum(1, np.rint(shape.answer_tokens.of(uniform[0], normal[0])))
+    fading = np.exp(-np.arange(turns) / max(shape.early_turns, 1e-9))
+    files = uniform[1] / (1 + (shape.early_files - 1) * fading)
+    added = np.maximum(
+        _LEAST_ADDED_TOKENS,
+        shape.result_tokens.of(files, normal[1]) + shape.kept_share * np.roll(answers, 1),
+    )
+    added[0] = prefix + shape.message_tokens.of(uniform[2], normal[2])[0]
+    if uniform[3, 0] < shape.resumed_share:
+        added[0] += shape.resumed_tokens.of(uniform[4], normal[3])[0]
+    prompts = np.cumsum(np.rint(added)).astype(np.int64)
+    prompts[0] = min(prompts[0], shape.context_limit_tokens)
+    fit = max(1, int(np.searchsorted(prompts, shape.context_limit_tokens, side="right")))
+    delays_s = np.where(
+        uniform[5] < shape.person_share,
+        shape.person_delay_s.of(uniform[6], normal[4]),
+        shape.tool_delay_s.of(uniform[6], normal[4]),
+    )
+    breaks = uniform[7]
+    edited = breaks < shape.edited_share
+    return _Turns(
+        prompts[:fit].tolist(),
+        answers[:fit].astype(np.int64).tolist(),
+        np.where(edited, uniform[4], 1.0)[:fit].tolist(),
+        (~edited & (breaks < shape.edited_share + shape.relaid_share))[:fit].tolist(),
+        np.minimum(delays_s, shape.delay_limit_s).round(3)[:fit].tolist(),
+    )
+
+
+def _product_prefixes(shape: Shape, products: int, seed: int) -> list[float]:
+    """Tokens of each product's tools and system prompt: whole blocks."""
+    random = np.random.default_rng([seed, 0])
+    tokens = shape.prefix_tokens + shape.prefix_spread_tokens * random.standard_normal(products)
+    whole = np.maximum(1, tokens // _BLOCK_TOKENS) * _BLOCK_TOKENS
+    return [float(each) for each in whole]
+
+
+class _Columns:
+    """The columns of the trace, as plain arrays: a million turns are a few hundred megabytes."""
+
+    def __init__(self, prefixes: list[float]) -> None:
+        self.prefixes = [int(tokens) // _BLOCK_TOKENS for tokens in prefixes]
+        self.prefix_starts = np.cumsum([0, *self.prefixes]).tolist()
+        self.next_block: int = self.prefix_starts[-1]
+        self.session = array("i")
+        self.turn_index = array("i")
+        self.recorded_s = array("d")
+        self.gate_s = array("d")
+        """Arrival of a session's first turn, delay of the others."""
+        self.prompts = array("i")
+        self.answers = array("i")
+        self.run_starts = array("q")
+        self.run_lengths = array("i")
+        self.run_ends = array("q")
+
+    def add(
+        self,
+        session: int,
+        start_s: float,
+        turns: _Turns,
+        product: int | None,
+        nominal_s: float,
+        nominal_token_s: float,
+    ) -> None:
+        """One session's turns."""
+        runs: list[tuple[int, int]] = []
+        held = 0
+        if product is not None:
+            held = min(self.prefixes[product], turns.prompts[0] // _BLOCK_TOKENS)
+            runs = [(self.prefix_starts[product], held)]
+        now_s = start_s
+        for at, tokens in enumerate(turns.prompts):
+            if at:
+                now_s += turns.delays_s[at]
+                keep = max(0, int(held * turns.kept[at]) - turns.relaid[at])
+                if keep < held:
+                    runs, held = _truncate(runs, keep), keep
+            blocks = tokens // _BLOCK_TOKENS
+            if blocks > held:
+                self._lay(runs, blocks - held)
+                held = blocks
+            self.session.append(session)
+            self.turn_index.append(at)
+            self.recorded_s.append(now_s)
+            self.gate_s.append(turns.delays_s[at] if at else start_s)
+            self.prompts.append(tokens)
+            self.answers.append(turns.answers[at])
+            for start, length in runs:
+                self.run_starts.append(start)
+                self.run_lengths.append(length)
+            self.run_ends.append(len(self.run_starts))
+            now_s += nominal_s + nominal_token_s * turns.answers[at]
+
+    def _lay(self, runs: list[tuple[int, int]], blocks: int) -> None:
+        """New blocks: more of the last run where they follow it, else a run of their own."""
+        if runs and sum(runs[-1]) == self.next_block:
+            runs[-1] = (runs[-1][0], runs[-1][1] + blocks)
+        else:
+            runs.append((self.next_block, blocks))
+        self.next_block += blocks
+
+    def table(self) -> pa.Table:
+        """Sorted by `recorded_s`."""
+        order = np.argsort(np.frombuffer(self.recorded_s), kind="stable")
+        row = np.empty(len(order), np.int64)
+        row[order] = np.arange(len(order))
+        index = np.frombuffer(self.turn_index, np.int32)
+        later = index > 0
+        parents = pa.ListArray.from_arrays(
+            pa.array(np.cumsum([0, *later], dtype=np.int32)),
+            pa.array(row[np.flatnonzero(later) - 1]),
+        )
+        ends = pa.array(np.concatenate(([0], np.frombuffer(self.run_ends, np.int64))), pa.int32())
+        gate_s = np.frombuffer(self.gate_s)
+        columns = {
+            "session": np.frombuffer(self.session, np.int32),
+            "turn_index": index,
+            "parents": parents,
+            "recorded_s": np.frombuffer(self.recorded_s),
+            "arrival_s": pa.array(gate_s, mask=later),
+            "delay_s": pa.array(gate_s, mask=~later),
+            "input_tokens": np.frombuffer(self.prompts, np.int32),
+            "output_tokens": np.frombuffer(self.answers, np.int32),
+            "run_starts": pa.ListArray.from_arrays(ends, pa.array(self.run_starts, pa.int64())),
+            "run_lengths": pa.ListArray.from_arrays(ends, pa.array(self.run_lengths, pa.int32())),
+            "agent": pa.repeat("main", len(order)),
+        }
+        return build_table({n: pa.array(column) for n, column in columns.items()}).take(order)
+
+
+def _truncate(runs: list[tuple[int, int]], blocks: int) -> list[tuple[int, int]]:
+    """The front of a prompt, `blocks` long."""
+    front: list[tuple[int, int]] = []
+    for start, length in runs:
+        if blocks <= 0:
+            break
+        front.append((start, min(length, blocks)))
+        blocks -= length
+    return front
