@@ -74,7 +74,7 @@ def _run(overrides: list[str]) -> int:
         job = HydraConfig.get()
         if job.mode == RunMode.MULTIRUN:
             out /= str(job.job.num)
-        codes.append(_guarded(lambda: run(config, out, _say)))
+        codes.append(_guarded(lambda: _explained(lambda: run(config, out, _say))))
 
     sys.argv = ["relaybench", *overrides]
     try:
@@ -83,6 +83,18 @@ def _run(overrides: list[str]) -> int:
         print(f"relaybench: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     return max(codes, default=EXIT_GOOD)
+
+
+def _explained(work: Callable[[], int]) -> int:
+    """As `work`, with what the configuration library says about a setting as our own error."""
+    from omegaconf.errors import OmegaConfBaseException
+
+    from harness.errors import ConfigError
+
+    try:
+        return work()
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error)) from error
 
 
 def _report(paths: list[Path], out: Path) -> int:

@@ -2,9 +2,9 @@
 
 An asyncio timer costs three times what an entry of a heap costs, so the simulator keeps its events
 to itself and asks the loop only for the earliest; and where the loop's clock can jump, and nothing
-else is to happen first, it goes on to its next event without a turn of the loop. Event times are exact: `now_s` is the time of
-the event at hand, never a reading of the loop's clock, so results do not depend on how the loop
-rounds. It works alike on virtual and on wall time.
+else is to happen first, it goes on to its next event without a turn of the loop. Event times are
+exact: `now_s` is the time of the event at hand, never a reading of the loop's clock, so results do
+not depend on how the loop rounds. It works alike on virtual and on wall time.
 """
 
 from __future__ import annotations

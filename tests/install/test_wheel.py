@@ -36,7 +36,16 @@ def test_the_wheel_runs_from_another_folder(wheel: Path, tmp_path: Path) -> None
     """Its dependencies are those of this environment; the project itself is the wheel's."""
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet", wheel]
+    install: list[Path | str] = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-index",
+        "--quiet",
+        wheel,
+    ]
     subprocess.run(install, check=True, capture_output=True)
     theirs = next((tmp_path / "venv").glob("lib/*/site-packages"))
     (theirs / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -47,7 +56,8 @@ def test_the_wheel_runs_from_another_folder(wheel: Path, tmp_path: Path) -> None
         cwd=where, check=True, capture_output=True, text=True,
     )  # fmt: skip
     assert source.stdout.startswith(str(theirs))
-    command = [tmp_path / "venv" / "bin" / "relaybench", "run", "trace.sessions=10", "out=here"]
+    program = tmp_path / "venv" / "bin" / "relaybench"
+    command: list[Path | str] = [program, "run", "trace.sessions=10", "out=here"]
     done = subprocess.run(command, cwd=where, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (where / "here" / "report.html").stat().st_size > 10_000

@@ -17,7 +17,7 @@ import pytest
 
 from harness import result
 from harness.errors import ConfigError, ResultError
-from harness.record import SCHEMA, Record
+from harness.record import SCHEMA, Record, to_batch
 from tests.unit.test_metrics import record
 
 
@@ -91,7 +91,7 @@ def test_a_stream_cut_anywhere_reads_up_to_its_last_whole_batch(tmp_path: Path, 
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA) as writer:
         for first in (0, 10):
-            writer.write_batch(result.to_batch(rows(10, first)))
+            writer.write_batch(to_batch(rows(10, first)))
     whole = sink.getvalue().to_pybytes()[:-8]  # without the mark of the end
     (folder / "part-00000.arrows").write_bytes(whole[:-cut])
     assert result.Run(tmp_path, {}).records().num_rows == 10
