@@ -15,10 +15,10 @@ from harness.report import Figure
 from harness.result import Run
 from reports import palette
 
-_PANELS = 40
-"""Windows at most."""
+_WINDOWS = 40
+"""At most."""
 _PER_WINDOW = 60
-"""Requests a window at the least, on average: fewer make noise look like news."""
+"""Requests in each window at the least: fewer make noise look like news."""
 
 _COLUMNS = [
     "scheduled_s",
@@ -70,7 +70,9 @@ class HitRate:
                 "Prefix-hit rate over time",
                 "Share of requests in each of seven bins of the hit rate (cached over all input "
                 "tokens). Ideal: what an infinite cache would have held, in the trace's order. "
-                "Served: what the system says its prefill found, answered requests only.",
+                "Served: what the system says its prefill found, answered requests only. "
+                "Windows hold "
+                "equal numbers of requests, so their widths differ.",
                 _numbers(panels),
             )
         ]
@@ -96,14 +98,17 @@ def _numbers(panels: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]])
 
 
 def _draw(axes: Axes, name: str, times_s: NDArray[np.float64], rates: NDArray[np.float64]) -> None:
-    windows = int(np.clip(len(rates) // _PER_WINDOW, 1, _PANELS))
-    edges = np.linspace(times_s.min(), times_s.max(), windows + 1)
+    windows = int(np.clip(len(rates) // _PER_WINDOW, 1, _WINDOWS))
+    # Windows of as many requests each, so that a thin hour is not a row of noise.
+    edges = np.unique(np.quantile(times_s, np.linspace(0, 1, windows + 1)))
+    edges = edges if len(edges) > 1 else np.array([edges[0], edges[0] + 1])
+    windows = len(edges) - 1
     window = np.clip(np.searchsorted(edges, times_s, side="right") - 1, 0, windows - 1)
     counts = np.zeros((len(metrics.HIT_LABELS), windows))
     np.add.at(counts, (metrics.hit_bin(rates), window), 1)
     totals = counts.sum(axis=0)
     stacked = np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0)
-    # A step holds its share over the whole window: no line is drawn through windows without data.
+    # A step holds its share over the whole window.
     stacked = np.concatenate((stacked, stacked[:, -1:]), axis=1)
     axes.stackplot(
         edges / 60, 100 * stacked, labels=metrics.HIT_LABELS, step="post",
@@ -112,5 +117,5 @@ def _draw(axes: Axes, name: str, times_s: NDArray[np.float64], rates: NDArray[np
     axes.set_title(name, loc="left", fontsize=10)
     axes.set_ylabel("% of requests")
     axes.set_ylim(0, 100)
-    axes.set_xlim(edges[0] / 60, max(edges[-1], edges[0] + 1) / 60)
+    axes.set_xlim(edges[0] / 60, edges[-1] / 60)
     axes.spines[["top", "right"]].set_visible(False)

@@ -61,6 +61,10 @@ def _numbers(rows: list[dict[str, Any]]) -> pa.Table:
     )
 
 
+def _seconds(value: float) -> str:
+    return f"{value:#.3g}" if value < 1000 else f"{value:,.0f}"  # noqa: PLR2004 - a thousand
+
+
 def _draw(axes: Axes, rows: list[dict[str, Any]]) -> None:
     colours = palette.colours([row["backend"] for row in rows])
     finite = [
@@ -87,7 +91,7 @@ def _draw(axes: Axes, rows: list[dict[str, Any]]) -> None:
                 hatch=None if known else "//",
                 label=row["backend"] if group == 0 else None,
             )
-            text = f"{seconds:.3g}" if known else "failed"
+            text = _seconds(seconds) if known else "failed"
             axes.bar_label(
                 bar, [text if supported else f"{text}\nfew samples"], fontsize=8, padding=2
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).parents[2]
+ELSEWHERE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +55,14 @@ def test_the_wheel_runs_from_another_folder(wheel: Path, tmp_path: Path) -> None
     where.mkdir()
     source = subprocess.run(
         [python, "-c", "import harness; print(harness.__file__)"],
-        cwd=where, check=True, capture_output=True, text=True,
+        cwd=where, env=ELSEWHERE, check=True, capture_output=True, text=True,
     )  # fmt: skip
     assert source.stdout.startswith(str(theirs))
     program = tmp_path / "venv" / "bin" / "relaybench"
     command: list[Path | str] = [program, "run", "trace.sessions=10", "out=here"]
-    done = subprocess.run(command, cwd=where, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=where, env=ELSEWHERE, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert (where / "here" / "report.html").stat().st_size > 10_000
     assert [path.name for path in where.iterdir()] == ["here"]

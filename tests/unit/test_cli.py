@@ -104,7 +104,7 @@ def test_a_folder_that_exists_is_refused(tmp_path: Path) -> None:
 def test_a_bad_setting_is_one_message_and_code_2(
     tmp_path: Path, overrides: list[str], words: list[str]
 ) -> None:
-    done = relaybench("run", *SMALL, "out=here", *overrides, cwd=tmp_path)
+    done = relaybench("run", "out=here", *overrides, cwd=tmp_path)
     assert done.returncode == 2, done.stderr + done.stdout
     assert "Traceback" not in done.stderr
     for word in words:
