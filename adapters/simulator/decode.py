@@ -163,6 +163,8 @@ class DecodePool:
             self._running = True
             self._engine.at(now_s, self._change, self._new_plan(0))
             return
+        if not self._plan_steps:
+            return  # a change of this very moment is on its way
         steps = self._steps_begun(now_s)
         if steps < self._plan_steps:
             self._engine.at(self._end_s(steps), self._change, self._new_plan(steps))
