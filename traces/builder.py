@@ -1,115 +1,87 @@
-"""Turns of any format into a `Trace`: gates resolved, block ids dense, changes named."""
+"""What every reader fills: turns in, a `Trace` out, with file and line in every complaint.
+
+A reader names its files, adds each turn under a key of its own with its parents by their keys, and
+hands over the prompt's block ids as the file has them. The builder numbers blocks, sessions and
+turns, sorts them, drops and clamps what cannot be replayed (each under a name, counted in the
+header) and finds what is wrong with the graph.
+"""
 
 from __future__ import annotations
 
+import graphlib
+from array import array
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from harness.errors import TraceError
-from harness.trace import Header, Trace, build_table, file_digest
+from harness.trace import SCHEMA, Header, Source, Trace, build_table, file_digest
+from traces.interner import BlockIds, Interner
 
 
-class Interner:
-    """Dense numbers for raw block ids, by (the block before, raw id).
-
-    So a number stands for the block and all before it by construction, and blocks that are new
-    together get consecutive numbers: `runs` of a prompt are its stretches of them.
-    """
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[int, Hashable], int] = {}
-        self._next = 0
-        self._raw: Sequence[Hashable] = ()
-        self._dense: list[int] = []
-
-    def scope(self) -> None:
-        """Ids seen so far mean nothing any more: those to come are of another file."""
-        self._numbers.clear()
-        self._raw, self._dense = (), []
-
-    def runs(self, raw: Sequence[Hashable]) -> list[tuple[int, int]]:
-        """The prompt's blocks as (first number, length)."""
-        same = _common_prefix(self._raw, raw)
-        dense = self._dense[:same]
-        before = dense[-1] if dense else -1
-        numbers = self._numbers
-        for each in raw[same:]:
-            key = (before, each)
-            number = numbers.get(key)
-            if number is None:
-                number = numbers[key] = self._next
-                self._next += 1
-            dense.append(number)
-            before = number
-        self._raw, self._dense = raw, dense
-        return _stretches(dense)
-
-
-def _common_prefix(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
-    """How long two sequences agree: by halving, since slices compare at C speed."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _stretches(dense: list[int]) -> list[tuple[int, int]]:
-    if not dense:
-        return []
-    numbers = np.array(dense)
-    starts = np.flatnonzero(np.diff(numbers, prepend=-2) != 1)
-    lengths = np.diff(starts, append=len(numbers))
-    return list(zip(numbers[starts].tolist(), lengths.tolist(), strict=True))
-
-
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Turn:
+    """A turn on its way in; parents are numbers of turns once `_link` has run."""
+
     key: Hashable
     session: Hashable
     parents: tuple[Hashable, ...]
     recorded_s: float
-    delay_s: float
-    """After its parents; unused for a turn without any."""
+    arrival_s: float | None
+    delay_s: float | None
     input_tokens: int
     output_tokens: int
-    runs: list[tuple[int, int]]
     agent: str
     path: Path
     line: int | None
+    within: str
+    runs: int
+    waits_for: list[int]
+
+    def error(self, problem: str, do: str, field: str = "") -> TraceError:
+        name = ".".join(part for part in (self.within, field) if part)
+        return TraceError(problem, do=do, path=self.path, line=self.line, field=name or None)
 
 
 class TraceBuilder:
-    """Collects turns in the source's order; `build` makes the `Trace`.
+    """Collects the turns of one trace.
 
-    Zero outputs are clamped to one token, since the prompt was sent and filled its cache; empty
-    inputs are dropped, and who waited for them waits for their parents. Both are counted.
+    `header` says how to read the numbers; its sources and changes are filled in here. `ids_field`
+    is what the format calls a prompt's block ids.
     """
 
-    def __init__(self, header: Header) -> None:
-        self.header = header
-        self.changes: Counter[str] = Counter()
-        self.interner = Interner()
+    def __init__(self, header: Header, *, ids_field: str) -> None:
+        self._header = header
+        self._ids_field = ids_field
+        self._sources: list[Source] = []
+        self._changes: Counter[str] = Counter(header.changes)
         self._turns: list[_Turn] = []
-        self._keys: dict[Hashable, _Turn] = {}
-        self._dropped: dict[Hashable, _Turn] = {}
-        self._sources: list[Path] = []
+        self._numbers: dict[Hashable, int] = {}
+        self._interner = Interner()
+        self._run_starts = array("q")
+        self._run_lengths = array("i")
+        self._path = Path()
+        self._latest_s = 0.0
 
-    def source(self, path: Path) -> None:
-        """What follows comes from this file."""
-        self._sources.append(path)
-        if self.header.id_scope == "file":
-            self.interner.scope()
+    def file(self, path: Path) -> None:
+        """What is added from here on is from this file."""
+        self._path = path
+        self._latest_s = 0.0
+        self._sources.append(file_digest(path))
+        if self._header.id_scope == "file":
+            self._interner.new_scope()
 
-    def turn(
+    def count(self, change: str, turns: int = 1) -> None:
+        """Note in the header that this happened to so many turns."""
+        self._changes[change] += turns
+
+    def add(
         self,
         key: Hashable,
         *,
@@ -117,127 +89,178 @@ class TraceBuilder:
         recorded_s: float,
         input_tokens: int,
         output_tokens: int,
-        blocks: Sequence[Hashable],
-        path: Path,
-        line: int | None,
-        parents: Sequence[Hashable] = (),
-        delay_s: float = 0.0,
+        block_ids: BlockIds,
+        parents: Iterable[Hashable] = (),
+        arrival_s: float | None = None,
+        delay_s: float | None = None,
         agent: str = "main",
+        line: int | None = None,
+        within: str = "",
     ) -> None:
-        """Add one. A turn without parents arrives at `recorded_s`."""
-        if key in self._keys or key in self._dropped:
-            raise TraceError(f"turn {key} twice", do="make ids unique", path=path, line=line)
-        block = self.header.block_tokens
-        ceil = self.header.partial_block == "ceil"
-        room = -(-input_tokens // block) if ceil else input_tokens // block
-        if len(blocks) > room:
-            rule = self.header.partial_block
-            raise TraceError(
-                f"{len(blocks)} block ids for {input_tokens} tokens, which hold {room}",
-                do=f"check the block size: {block} tokens, partial blocks by {rule}",
-                path=path,
-                line=line,
-            )
+        """Add one turn; its parents may come later.
+
+        A turn without parents has `arrival_s`, one with parents `delay_s`. `line` and `within`
+        (the field that holds it, in a nested format) say where it stands. No output becomes one
+        token: the prompt reached the server and filled its cache, and without the turn the hits of
+        those after it would be false. Raises `TraceError` for a key given twice, two gates or none,
+        and more ids than `input_tokens` can hold.
+        """
+        turn = _Turn(
+            key,
+            session,
+            tuple(dict.fromkeys(parents)),
+            recorded_s,
+            arrival_s,
+            delay_s,
+            input_tokens,
+            output_tokens,
+            agent,
+            self._path,
+            line,
+            within,
+            0,
+            [],
+        )
+        self._check(turn, len(block_ids))
         if output_tokens == 0:
-            self.changes["zero_output_clamped_to_1"] += 1
-        new = _Turn(
-            key, session, tuple(parents), recorded_s, delay_s, input_tokens, max(1, output_tokens),
-            self.interner.runs(blocks), agent, path, line,
-        )  # fmt: skip
-        if input_tokens == 0:
-            self.changes["empty_input_dropped"] += 1
-            self._dropped[key] = new
-        else:
-            self._turns.append(new)
-            self._keys[key] = new
+            turn.output_tokens = 1
+            self.count("zero_output_clamped_to_1")
+        if len(set(block_ids)) < len(block_ids):
+            self.count("repeated_block_id_told_apart")
+        if recorded_s < self._latest_s:
+            self.count("rows_out_of_order")
+        self._latest_s = max(self._latest_s, recorded_s)
+        starts, lengths = self._interner.runs(block_ids)
+        turn.runs = len(starts)
+        self._run_starts.extend(starts)
+        self._run_lengths.extend(lengths)
+        self._numbers[key] = len(self._turns)
+        self._turns.append(turn)
+
+    def _check(self, turn: _Turn, blocks: int) -> None:
+        if turn.key in self._numbers:
+            first = self._turns[self._numbers[turn.key]]
+            where = f"{first.path.name}" + (f" line {first.line}" if first.line else "")
+            raise turn.error(f"turn {turn.key!r} is here twice, first in {where}", "remove one")
+        if turn.arrival_s is not None and (turn.parents or turn.delay_s is not None):
+            raise turn.error(
+                "two gates: a time of arrival, and parents or a delay",
+                "give a turn with parents a delay only, one without a time of arrival only",
+            )
+        if turn.arrival_s is None and (not turn.parents or turn.delay_s is None):
+            raise turn.error(
+                "no gate: neither a time of arrival, nor parents and a delay",
+                "give one of them",
+            )
+        header = self._header
+        whole, rest = divmod(turn.input_tokens, header.block_tokens)
+        room = whole + (rest > 0 and header.partial_block == "ceil")
+        if blocks > room:
+            raise turn.error(
+                f"{blocks} block ids, but {turn.input_tokens} input tokens hold at most {room} "
+                f"blocks of {header.block_tokens} ({header.partial_block})",
+                "check the input's length and the size of a block",
+                self._ids_field,
+            )
 
     def build(self) -> Trace:
-        """The trace. Raises `TraceError` for an orphan or a cycle, with its line."""
-        if not self._turns:
-            names = ", ".join(path.name for path in self._sources[:3])
-            changes = ", ".join(f"{name} {count}" for name, count in self.changes.items())
-            raise TraceError(
-                f"no turns ({changes or 'nothing was dropped'})", do="check the file", path=names
-            )
-        turns = [self._adopt(turn) for turn in self._turns]
-        self._refuse_cycles(turns)
-        ordered = sorted(turns, key=lambda turn: turn.recorded_s)
-        moved = sum(one is not other for one, other in zip(turns, ordered, strict=True))
-        if moved and self.header.session_starts == "recorded":
-            self.changes["out_of_order_rows_sorted"] += moved
-        return Trace(self._table(ordered), self._final_header())
-
-    def _final_header(self) -> Header:
-        sources = tuple(file_digest(path) for path in self._sources)
-        return replace(self.header, sources=sources, changes=dict(self.changes))
-
-    def _adopt(self, turn: _Turn) -> _Turn:
-        """Replace dropped parents by theirs; the delays add up."""
-        seen: set[Hashable] = set()
-        while any(parent in self._dropped for parent in turn.parents):
-            gone = next(parent for parent in turn.parents if parent in self._dropped)
-            if gone in seen:
-                raise self._cycle(turn)
-            seen.add(gone)
-            lost = self._dropped[gone]
-            kept = [parent for parent in turn.parents if parent != gone]
-            parents = dict.fromkeys([*kept, *lost.parents])
-            turn = replace(turn, parents=tuple(parents), delay_s=turn.delay_s + lost.delay_s)
-        for parent in turn.parents:
-            if parent not in self._keys:
-                raise TraceError(
-                    f"turn {turn.key} waits for {parent}, which is not in the trace: an orphan",
-                    do="add its parent, or drop the turn",
-                    path=turn.path,
-                    line=turn.line,
-                )
-        return turn
-
-    def _cycle(self, turn: _Turn) -> TraceError:
-        return TraceError(
-            f"turn {turn.key} waits for itself through its parents: a cycle",
-            do="break the cycle",
-            path=turn.path,
-            line=turn.line,
+        """The trace. Raises `TraceError` for an orphan, a cycle, or no turns at all."""
+        self._link()
+        self._lift_empty(self._parents_first())
+        kept = [number for number, turn in enumerate(self._turns) if turn.input_tokens]
+        if len(kept) < len(self._turns):
+            self.count("empty_input_dropped", len(self._turns) - len(kept))
+        header = replace(
+            self._header, sources=tuple(self._sources), changes=dict(sorted(self._changes.items()))
         )
+        return Trace(self._table(kept), header)
 
-    def _refuse_cycles(self, turns: list[_Turn]) -> None:
-        left = {turn.key: len(turn.parents) for turn in turns}
-        children: dict[Hashable, list[Hashable]] = {}
-        for turn in turns:
+    def _link(self) -> None:
+        for turn in self._turns:
             for parent in turn.parents:
-                children.setdefault(parent, []).append(turn.key)
-        ready = [key for key, count in left.items() if not count]
-        while ready:
-            for child in children.get(ready.pop(), ()):
-                left[child] -= 1
-                if not left[child]:
-                    ready.append(child)
-        for turn in turns:
-            if left[turn.key]:
-                raise self._cycle(turn)
+                number = self._numbers.get(parent)
+                if number is None:
+                    raise turn.error(
+                        f"an orphan: its parent {parent!r} is not in the trace",
+                        "add the parent, or drop the turn",
+                    )
+                turn.waits_for.append(number)
 
-    def _table(self, turns: list[_Turn]) -> Any:
-        sessions = {key: at for at, key in enumerate(dict.fromkeys(t.session for t in turns))}
-        rows = {turn.key: row for row, turn in enumerate(turns)}
-        zero_s = turns[0].recorded_s
-        indices: Counter[Hashable] = Counter()
-        turn_index = []
-        for turn in turns:
-            turn_index.append(indices[turn.session])
-            indices[turn.session] += 1
-        return build_table(
+    def _parents_first(self) -> Iterable[int]:
+        """Numbers of turns, each after its parents."""
+        graph = {number: turn.waits_for for number, turn in enumerate(self._turns)}
+        if all(parent < number for number, waits in graph.items() for parent in waits):
+            return graph
+        try:
+            return list(graphlib.TopologicalSorter(graph).static_order())
+        except graphlib.CycleError as error:
+            cycle = [self._turns[number] for number in error.args[1][:-1]]
+            keys = " after ".join(repr(turn.key) for turn in [*reversed(cycle), cycle[-1]])
+            raise cycle[-1].error(f"waits for itself: {keys}", "break the cycle") from None
+
+    def _lift_empty(self, parents_first: Iterable[int]) -> None:
+        """Put in place of each empty turn what it waited for."""
+        for number in parents_first:
+            turn = self._turns[number]
+            empty = [each for each in turn.waits_for if not self._turns[each].input_tokens]
+            if not empty:
+                continue
+            lifted = [self._turns[each] for each in empty]
+            waits = [each for each in turn.waits_for if each not in empty]
+            waits += [parent for each in lifted for parent in each.waits_for]
+            turn.waits_for = list(dict.fromkeys(waits))
+            delay_s = turn.delay_s or 0.0
+            if turn.waits_for:
+                turn.delay_s = delay_s + max(each.delay_s or 0.0 for each in lifted)
+            else:
+                turn.delay_s = None
+                turn.arrival_s = delay_s + max(each.arrival_s or 0.0 for each in lifted)
+
+    def _table(self, kept: list[int]) -> pa.Table:
+        """Rows in the order of `recorded_s`; zero is the earliest turn, be it dropped."""
+        turns = [self._turns[number] for number in kept]
+        recorded = np.array([turn.recorded_s for turn in turns], np.float64)
+        order = np.argsort(recorded, kind="stable")
+        rows = np.empty(len(self._turns), np.int64)
+        rows[np.array(kept, np.int64)[order]] = np.arange(len(kept))
+        zero_s = min((turn.recorded_s for turn in self._turns), default=0.0)
+        sessions = {each: at for at, each in enumerate(dict.fromkeys(t.session for t in turns))}
+        waits = [turn.waits_for for turn in turns]
+        parents = rows[np.array([parent for each in waits for parent in each], np.int64)]
+        arrivals = [turn.arrival_s for turn in turns]
+        runs = [turn.runs for turn in turns]
+        table = build_table(
             {
                 "session": [sessions[turn.session] for turn in turns],
-                "turn_index": turn_index,
-                "parents": [[rows[parent] for parent in turn.parents] for turn in turns],
-                "recorded_s": [turn.recorded_s - zero_s for turn in turns],
-                "arrival_s": [None if t.parents else t.recorded_s - zero_s for t in turns],
-                "delay_s": [turn.delay_s if turn.parents else None for turn in turns],
+                "turn_index": np.zeros(len(turns), np.int32),
+                "parents": _lists("parents", [len(each) for each in waits], parents),
+                "recorded_s": recorded - zero_s,
+                "arrival_s": [None if each is None else each - zero_s for each in arrivals],
+                "delay_s": [turn.delay_s for turn in turns],
                 "input_tokens": [turn.input_tokens for turn in turns],
                 "output_tokens": [turn.output_tokens for turn in turns],
-                "run_starts": [[start for start, _ in turn.runs] for turn in turns],
-                "run_lengths": [[length for _, length in turn.runs] for turn in turns],
+                "run_starts": _lists("run_starts", runs, self._run_starts),
+                "run_lengths": _lists("run_lengths", runs, self._run_lengths),
                 "agent": [turn.agent for turn in turns],
             }
-        )
+        ).take(order)
+        at = table.schema.get_field_index("turn_index")
+        index = _count_within(table.column("session").to_numpy())
+        return table.set_column(at, SCHEMA.field(at), pa.array(index, pa.int32()))
+
+
+def _lists(column: str, lengths: list[int], values: Any) -> pa.ListArray:
+    """A list column from the length of each list and all values in a row."""
+    kind = SCHEMA.field(column).type
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.ListArray.from_arrays(offsets, pa.array(values, kind.value_type), type=kind)
+
+
+def _count_within(groups: NDArray[np.int32]) -> NDArray[np.int64]:
+    """For each row, how many rows before it are of its group."""
+    order = np.argsort(groups, kind="stable")
+    ranked = groups[order]
+    within = np.empty(len(groups), np.int64)
+    within[order] = np.arange(len(groups)) - np.searchsorted(ranked, ranked)
+    return within

@@ -1,218 +1,292 @@
-"""kv-cache-tester's session files: real coding-agent sessions, one JSON object a file.
+"""kv-cache-tester's sessions: one JSON object a file, sub-agents inside, times in seconds.
 
-    {"id": "trace_0277", "block_size": 64, "hash_id_scope": "local", "requests": [
-      {"t": 0.0, "type": "n", "in": 19560, "out": 1017, "api_time": 18.78, "think_time": 0.0,
-       "hash_ids": [1, 2, ...], ...},
-      {"t": 79.224, "type": "subagent", "duration_ms": 59750, "requests": [...]}, ...]}
+Format: https://github.com/callanjfox/kv-cache-tester, docs/trace_replay_tester.md. What that page
+leaves open was measured on the published files:
 
-Seconds from the session's start; whole prompts; an id for each *whole* block of 64 tokens; ids are
-local to the file, which sub-agents share. Files do not say when they began relative to each other.
+- A prompt has floor(in / block_size) ids, local to the file; sub-agents share them.
+- A sub-agent's `t` is when its result came *back*, so it started `duration_ms` before (trace_0277:
+  three agents whose `t` are 79, 184 and 211 s all start within 10 ms, 0.7 s after the turn that
+  called them ended). The times of its own requests count from its start.
+- Turns on the main line have whole seconds, so a result may seem to come back up to 1 s after the
+  turn that used it began.
 
-A sub-agent's `t` is when its result came *back*: `t` - `duration_ms` falls 0.7 s after the end of
-the turn that called it, for all sub-agents of a turn alike, and the main turn after them begins
-when the last has come back. Its requests' times count from its own start.
+A turn waits for the one before it on its line; the first of a sub-agent for the turn that called
+it; the turn after the call also for each sub-agent that was back by then. What waits, waits from
+the end of the last of these (`t + api_time`) as long as it did in the recording.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import median
+from typing import Final, Literal
 
 from harness.errors import TraceError
-from harness.trace import Header, Trace
+from harness.trace import MAX_TOKENS, Header, Trace
 from traces.builder import TraceBuilder
-from traces.source import Row, json_file
+from traces.source import Row, json_document, listing, locate, locate_file, read_text
 
-_CLOCK_S = 1.0
-"""Main turns are stamped in whole seconds: two times nearer than this may be either way round."""
+# The fields that are read, and those that are known and left alone.
+_FILE = ("id", "block_size", "hash_id_scope", "requests")
+_FILE_OPTIONAL = ("models", "tool_tokens", "system_tokens", "totals")
+_REQUEST = ("t", "type", "in", "out", "hash_ids")
+_REQUEST_OPTIONAL = (
+    *("api_time", "think_time", "ttft", "model"),
+    *("input_types", "output_types", "stop"),
+)
+_SUBAGENT = ("t", "type", "subagent_type", "requests")
+_SUBAGENT_OPTIONAL = (
+    *("agent_id", "duration_ms", "total_tokens", "tool_use_count"),
+    *("status", "models", "tool_tokens", "system_tokens"),
+)
+_SCOPES: Final[dict[str, Literal["file", "global"]]] = {"local": "file", "global": "global"}
+
+_WHOLE_SECOND_S = 1.0
+"""How much later than it was the main line's clock may show a turn's predecessors."""
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class _Call:
-    """One request of a session, on the session's clock."""
+    """One request, with its times from the session's zero."""
 
     row: Row
-    start_s: float
-    lasted_s: float | None
     agent: str
+    start_s: float
+    api_s: float | None
+    output_tokens: int
+    ended_by_s: float = math.inf
+    """When whatever waited for it went on."""
+    waits_for: list[_Call] = field(default_factory=list)
+
+    def wait_for(self, other: _Call) -> None:
+        self.waits_for.append(other)
+        other.ended_by_s = min(other.ended_by_s, self.start_s)
+
+    def end_s(self, s_per_token: float) -> float:
+        if self.api_s is not None:
+            return self.start_s + self.api_s
+        estimate = self.start_s + self.output_tokens * s_per_token
+        return max(self.start_s, min(estimate, self.ended_by_s))
 
 
-@dataclass
-class _Thread:
-    """The main line of turns, or one sub-agent's."""
+class _Session:
+    """The requests of one file and what waits for what."""
 
-    calls: list[_Call]
-    branches: list[_Thread]
-    back_s: float | None
-    """When its result came back; None where that is not known: it runs in the background."""
+    def __init__(self, file: Row) -> None:
+        self.calls: list[_Call] = []
+        self.changes: Counter[str] = Counter()
+        self._follow(file.rows("requests"), "main", 0.0, None)
+        self.calls.sort(key=lambda call: call.start_s)
+
+    def _follow(
+        self, entries: list[Row], agent: str, zero_s: float, caller: _Call | None
+    ) -> list[_Call]:
+        """The requests on one agent's line, each behind the one before, the first behind `caller`.
+
+        The agents it calls are followed too.
+        """
+        line: list[_Call] = []
+        called: list[Row] = []
+        for entry in entries:
+            kind = entry.values.get("type")
+            if kind == "subagent":
+                entry.expect(_SUBAGENT, _SUBAGENT_OPTIONAL)
+                called.append(entry)
+            elif kind in {"n", "s"}:
+                entry.expect(_REQUEST, _REQUEST_OPTIONAL)
+                line.append(_call(entry, agent, zero_s))
+            else:
+                entry.expect(_REQUEST, _REQUEST_OPTIONAL)
+                raise entry.error(f"{kind!r} is unknown", "give n, s or subagent", "type")
+        self.changes["rows_out_of_order"] += sum(
+            after.start_s < before.start_s for before, after in pairwise(line)
+        )
+        line.sort(key=lambda call: call.start_s)
+        for before, call in zip([caller, *line], line, strict=False):
+            if before is not None:
+                call.wait_for(before)
+        self.calls += line
+        for entry in called:
+            self._call_agent(entry, line, zero_s, caller)
+        return line
+
+    def _call_agent(
+        self, entry: Row, line: list[_Call], zero_s: float, caller: _Call | None
+    ) -> None:
+        """Hang a sub-agent between the turn on `line` that called it and the turn after."""
+        back_s = zero_s + entry.time_s("t")
+        duration_s = entry.time_s_or_none("duration_ms", "ms")
+        start_s = back_s if duration_s is None else _microseconds(back_s - duration_s)
+        after = max(1, bisect_right(line, start_s, key=lambda call: call.start_s))
+        if line:
+            caller = line[after - 1]
+        own = self._follow(entry.rows("requests"), entry.text("subagent_type"), start_s, caller)
+        if not own:
+            self.changes["subagent_without_requests_dropped"] += 1
+            return
+        if duration_s is None:
+            self.changes["background_subagent_not_joined"] += 1
+            return
+        own[-1].ended_by_s = min(own[-1].ended_by_s, back_s)
+        if after < len(line):
+            if back_s <= line[after].start_s + _WHOLE_SECOND_S:
+                line[after].wait_for(own[-1])
+            else:
+                self.changes["background_subagent_not_joined"] += 1
+
+    def s_per_token(self) -> list[float]:
+        """Seconds an output token took, of each request that says."""
+        return [
+            call.api_s / call.output_tokens
+            for call in self.calls
+            if call.api_s is not None and call.output_tokens
+        ]
+
+    def add_to(self, builder: TraceBuilder, name: str, s_per_token: float | None) -> None:
+        """Add all requests; where one does not say how long it took, `s_per_token` estimates it."""
+        self.changes["session_without_requests_dropped"] += not self.calls
+        untimed = sum(call.api_s is None for call in self.calls)
+        known = "api_time_estimated" if s_per_token is not None else "api_time_unknown_taken_as_0"
+        self.changes[known] += untimed
+        rate = s_per_token or 0.0
+        for call in self.calls:
+            delay_s = None
+            if call.waits_for:
+                end_s = max(each.end_s(rate) for each in call.waits_for)
+                delay_s = _microseconds(call.start_s - end_s)
+                self.changes["negative_delay_clamped_to_0"] += delay_s < 0
+            builder.add(
+                (name, call.row.within),
+                session=name,
+                parents=[(name, each.row.within) for each in call.waits_for],
+                recorded_s=call.start_s - self.calls[0].start_s,
+                arrival_s=None if call.waits_for else call.start_s - self.calls[0].start_s,
+                delay_s=None if delay_s is None else max(0.0, delay_s),
+                input_tokens=call.row.tokens("in"),
+                output_tokens=call.output_tokens,
+                block_ids=call.row.block_ids("hash_ids"),
+                agent=call.agent,
+                within=call.row.within,
+            )
+        for change, turns in self.changes.items():
+            if turns:
+                builder.count(change, turns)
 
 
-def read(path: str) -> Trace:
-    """A session file, or all `*.json` in a folder, by name. Raises `TraceError`."""
-    files = _files(Path(path))
-    builder: TraceBuilder | None = None
-    for file in files:
-        session = json_file(file)
-        block_tokens = _block_tokens(session)
-        if builder is None:
-            builder = TraceBuilder(
-                Header(
-                    "kv_cache_tester", block_tokens, "floor", "file", "s", "Apache-2.0",
-                    session_starts="unknown",
-                )
-            )  # fmt: skip
-        elif builder.header.block_tokens != block_tokens:
-            do = f"put it apart: the files before it have {builder.header.block_tokens}"
-            raise session.error("block_size", f"blocks of {block_tokens} tokens", do)
-        builder.source(file)
-        _Session(builder, file, session).add()
-    assert builder is not None  # noqa: S101 - `_files` found one
+def _call(entry: Row, agent: str, zero_s: float) -> _Call:
+    return _Call(
+        entry,
+        agent,
+        _microseconds(zero_s + entry.time_s("t")),
+        entry.time_s_or_none("api_time"),
+        entry.tokens("out"),
+    )
+
+
+def _microseconds(time_s: float) -> float:
+    """Rid of what binary fractions add: the source has milliseconds, and ties must stay ties."""
+    return round(time_s, 6)
+
+
+def read(path: Path | str) -> Trace:
+    """Read one session file, or all `*.json` of a folder in the order of their names.
+
+    Sessions have no common clock: each starts at 0, and the header says `session_starts="unknown"`.
+    Raises `TraceError`.
+    """
+    files = _files(locate(path))
+    documents = map(_document, files)
+    first = next(documents)
+    header = _header(first)
+    builder = TraceBuilder(header, ids_field="hash_ids")
+    seen: dict[str, Path] = {}
+    untimed: list[tuple[Path, str, _Session]] = []
+    s_per_token: list[float] = []
+    for document in chain([first], documents):
+        name = document.text("id")
+        if name in seen:
+            raise document.error(
+                f"session {name!r} is in {seen[name].name} too", "remove one of the two", "id"
+            )
+        seen[name] = document.path
+        _same(header, document, first.path)
+        session = _Session(document)
+        own = session.s_per_token()
+        s_per_token += own
+        if own:
+            builder.file(document.path)
+            session.add_to(builder, name, median(own))
+        else:
+            untimed.append((document.path, name, session))
+    for each, name, session in untimed:
+        builder.file(each)
+        session.add_to(builder, name, median(s_per_token) if s_per_token else None)
     return builder.build()
 
 
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
-        return [path]
-    if files := sorted(path.glob("*.json")):
-        return files
-    packed = sorted(each.name for each in path.iterdir())[:3]
-    do = f"name a folder of session files; it holds {', '.join(packed) or 'nothing'}"
-    raise TraceError("no *.json in this folder", do=do, path=path)
-
-
-def _block_tokens(session: Row) -> int:
-    if (scope := session.get("hash_id_scope")) != "local":
-        raise session.error("hash_id_scope", f"{scope!r}", "only 'local' ids are known")
-    block_tokens = session.count("block_size")
-    if not block_tokens:
-        raise session.error("block_size", "0 tokens", "give 1 or more")
-    return block_tokens
-
-
-class _Session:
-    """One file: its threads of turns, and how they wait for each other."""
-
-    def __init__(self, builder: TraceBuilder, file: Path, session: Row) -> None:
-        self.builder = builder
-        self.file = file
-        self.main = _thread(session, 0.0, "main", None)
-        known = [
-            call.lasted_s / call.row.count("out")
-            for call in _all_calls(self.main)
-            if call.lasted_s is not None and call.row.count("out")
-        ]
-        self.token_s = median(known) if known else 0.0
-
-    def add(self) -> None:
-        """Give the builder all turns of the file."""
-        self._add_thread(self.main, None, "")
-
-    def _add_thread(
-        self, thread: _Thread, caller: tuple[str, float] | None, place: str
-    ) -> tuple[str, float] | None:
-        """Add a thread called by a turn, (key, end). Returns its own last turn, likewise."""
-        before = caller
-        waiting = sorted(thread.branches, key=lambda branch: branch.calls[0].start_s)
-        returned: list[tuple[float, tuple[str, float]]] = []
-        for at, call in enumerate(thread.calls):
-            while waiting and at and waiting[0].calls[0].start_s < call.start_s:
-                self._add_branch(waiting.pop(0), before, place, returned)
-            joins = [last for back_s, last in returned if back_s <= call.start_s + _CLOCK_S]
-            returned = [each for each in returned if each[0] > call.start_s + _CLOCK_S]
-            parents = [*([before] if before else []), *joins]
-            following = thread.calls[at + 1].start_s if at + 1 < len(thread.calls) else None
-            key = f"{self.file.name}:{place}{at}"
-            self._add_turn(key, call, parents)
-            before = (key, call.start_s + self._lasted_s(call, following))
-        while waiting:
-            self._add_branch(waiting.pop(0), before, place, returned)
-        self.builder.changes["background_subagents"] += len(returned)
-        if not self.builder.changes["background_subagents"]:
-            del self.builder.changes["background_subagents"]
-        return before
-
-    def _add_branch(
-        self,
-        branch: _Thread,
-        caller: tuple[str, float] | None,
-        place: str,
-        returned: list[tuple[float, tuple[str, float]]],
-    ) -> None:
-        name = f"{place}{len(returned)}.{branch.calls[0].start_s:g}/"
-        last = self._add_thread(branch, caller, name)
-        assert last is not None  # noqa: S101 - a branch has at least one call
-        returned.append((branch.back_s if branch.back_s is not None else float("inf"), last))
-
-    def _add_turn(self, key: str, call: _Call, parents: list[tuple[str, float]]) -> None:
-        row = call.row
-        delay_s = call.start_s - max((end_s for _, end_s in parents), default=call.start_s)
-        if delay_s < -_CLOCK_S:
-            self.builder.changes["overlapping_turn_delay_clamped_to_0"] += 1
-        self.builder.turn(
-            key,
-            session=self.file.name,
-            recorded_s=call.start_s,
-            parents=[parent for parent, _ in parents],
-            delay_s=max(0.0, delay_s),
-            input_tokens=row.count("in"),
-            output_tokens=row.count("out"),
-            blocks=row.ids("hash_ids"),
-            agent=call.agent,
-            path=self.file,
-            line=None,
+        return [locate_file(path)]
+    files = sorted(path.glob("[!.]*.json"))
+    if not files:
+        held = listing(sorted(each.name for each in path.iterdir())) or "nothing"
+        raise TraceError(
+            "no *.json in this folder",
+            do=f"name a folder of session files; it has {held}",
+            path=path,
         )
-
-    def _lasted_s(self, call: _Call, following_s: float | None) -> float:
-        """How long the answer took; where the file does not say, at the session's usual pace."""
-        if call.lasted_s is not None:
-            return call.lasted_s
-        self.builder.changes["api_time_estimated"] += 1
-        estimate_s = self.token_s * call.row.count("out")
-        return estimate_s if following_s is None else min(estimate_s, following_s - call.start_s)
+    return files
 
 
-def _all_calls(thread: _Thread) -> Iterator[_Call]:
-    yield from thread.calls
-    for branch in thread.branches:
-        yield from _all_calls(branch)
+def _document(path: Path) -> Row:
+    """The session of a file."""
+    text = read_text(locate_file(path))
+    packed = text.find('"hash_runs"')
+    if packed >= 0:
+        raise TraceError(
+            "packed: runs of ids in place of hash_ids",
+            do="unpack it into one JSON file a session, as published",
+            path=path,
+            line=text.count("\n", 0, packed) + 1,
+            field="hash_runs",
+        )
+    document = json_document(text, path)
+    document.expect(_FILE, _FILE_OPTIONAL)
+    return document
 
 
-def _thread(owner: Row, start_s: float, agent: str, back_s: float | None) -> _Thread:
-    """The requests of a session or a sub-agent that began at `start_s`."""
-    requests = owner.get("requests")
-    if not isinstance(requests, list) or not requests:
-        raise owner.error("requests", "no list of requests", "give at least one")
-    thread = _Thread([], [], back_s)
-    for at, values in enumerate(requests):
-        place = f"{owner.place}requests[{at}]."
-        if not isinstance(values, dict):
-            raise owner.error(f"requests[{at}]", "no object", "give one {...} a request")
-        row = Row(values, owner.path, None, place)
-        if "hash_runs" in values:
-            raise row.error("hash_runs", "packed block ids", "unpack it into its published form")
-        at_s = start_s + row.seconds("t")
-        match row.get("type"):
-            case "n" | "s":
-                thread.calls.append(_Call(row, at_s, _optional_s(row, "api_time"), agent))
-            case "subagent":
-                thread.branches.append(_branch(row, at_s))
-            case other:
-                do = "this reader knows 'n', 's' and 'subagent'"
-                raise row.error("type", f"{other!r} is an unknown type of request", do)
-    if not thread.calls:
-        raise owner.error("requests", "only sub-agents, and nothing that calls them", "add it")
-    return thread
+def _header(document: Row) -> Header:
+    scope = document.text("hash_id_scope")
+    if scope not in _SCOPES:
+        raise document.error(
+            f"{scope!r} is unknown", f"give {' or '.join(_SCOPES)}", "hash_id_scope"
+        )
+    return Header(
+        format="kv_cache_tester",
+        block_tokens=document.integer("block_size", 1, MAX_TOKENS, " tokens"),
+        partial_block="floor",
+        id_scope=_SCOPES[scope],
+        time_unit="s",
+        licence="Apache-2.0",
+        session_starts="unknown",
+    )
 
 
-def _branch(row: Row, at_s: float) -> _Thread:
-    agent = str(row.values.get("subagent_type") or "subagent")
-    lasted_s = _optional_s(row, "duration_ms", 1e-3)
-    if lasted_s is None:
-        return _thread(row, at_s, agent, None)
-    return _thread(row, max(0.0, at_s - lasted_s), agent, at_s)
-
-
-def _optional_s(row: Row, field: str, unit_s: float = 1.0) -> float | None:
-    return None if row.values.get(field) is None else row.seconds(field, unit_s)
+def _same(header: Header, document: Row, first: Path) -> None:
+    """Refuse a file whose blocks are not those of the first."""
+    other = _header(document)
+    for name, here, there in (
+        ("block_size", other.block_tokens, header.block_tokens),
+        ("hash_id_scope", other.id_scope, header.id_scope),
+    ):
+        if here != there:
+            raise document.error(
+                f"{document.values[name]!r}, where {first.name} has another",
+                "read files of one kind at a time",
+                name,
+            )

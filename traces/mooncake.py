@@ -1,9 +1,7 @@
-"""Mooncake's JSON Lines: one request a line, no sessions.
+"""Mooncake's trace: JSONL, one request a line, times in milliseconds.
 
-    {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, ...]}
-
-Milliseconds; whole prompts; an id for each 512 tokens, the last one for what is left over; ids
-are valid across the file.
+Format: https://github.com/kvcache-ai/Mooncake, FAST25-release. Rows stand for themselves: the
+source does not say which of them belong to one conversation, so each is a session of one turn.
 """
 
 from __future__ import annotations
@@ -13,36 +11,56 @@ from pathlib import Path
 from harness.errors import ConfigError
 from harness.trace import Header, Trace
 from traces.builder import TraceBuilder
-from traces.source import json_rows
+from traces.source import Row, json_rows, locate_file
 
-_FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
+FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
+
+_DIALECT = ("session_id", "delay", "delay_ms")
+"""Fields by which other tools turn Mooncake rows into sessions."""
 
 
-def read(path: str, block_tokens: int = 512) -> Trace:
-    """Each line a session of its own. Raises `TraceError`.
+def read(path: Path | str, block_tokens: int = 512) -> Trace:
+    """Read a Mooncake file: whole prompts, arrivals as recorded, block ids valid across the file.
 
-    Rows with fields of other tools' dialects (`session_id`, `delay`) are refused: there
-    `input_length` counts only what a turn adds.
+    `block_tokens` is the tokens a hash id stands for; the last block of a prompt may be partly
+    filled. Raises `TraceError`, and `ConfigError` for blocks of less than a token.
     """
     if block_tokens < 1:
         raise ConfigError(f"trace.block_tokens is {block_tokens}: give 1 or more")
-    file = Path(path)
-    header = Header("mooncake", block_tokens, "ceil", "global", "ms", "Apache-2.0")
-    builder = TraceBuilder(header)
-    builder.source(file)
-    hint = (
-        f"this reader knows {', '.join(_FIELDS)}; with others the lengths may mean something else"
+    path = locate_file(path)
+    header = Header(
+        format="mooncake",
+        block_tokens=block_tokens,
+        partial_block="ceil",
+        id_scope="global",
+        time_unit="ms",
+        licence="Apache-2.0",
     )
-    for row in json_rows(file):
-        row.only(_FIELDS, hint)
-        builder.turn(
+    builder = TraceBuilder(header, ids_field="hash_ids")
+    builder.file(path)
+    for row in json_rows(path, builder.count):
+        _refuse_dialect(row)
+        row.expect(FIELDS)
+        arrival_s = row.time_s("timestamp", "ms")
+        builder.add(
             row.line,
             session=row.line,
-            recorded_s=row.seconds("timestamp", 1e-3),
-            input_tokens=row.count("input_length"),
-            output_tokens=row.count("output_length"),
-            blocks=row.ids("hash_ids"),
-            path=file,
+            recorded_s=arrival_s,
+            arrival_s=arrival_s,
+            input_tokens=row.tokens("input_length"),
+            output_tokens=row.tokens("output_length"),
+            block_ids=row.block_ids("hash_ids"),
             line=row.line,
         )
     return builder.build()
+
+
+def _refuse_dialect(row: Row) -> None:
+    for name in _DIALECT:
+        if name in row.values:
+            raise row.error(
+                "not Mooncake's, but a dialect's in which input_length may be only what a turn "
+                "adds to the one before",
+                f"give whole prompts in rows of {', '.join(FIELDS)}",
+                name,
+            )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,7 +23,9 @@ def step_by_step(
     arrivals: list[tuple[float, int, int, float]], groups: float, capacity: float
 ) -> list[list[float]]:
     """Token times of requests (arrival, context, tokens, extra), one step of the pool at a time."""
-    now, waiting, running = 0.0, [], []
+    now = 0.0
+    waiting: list[int] = []
+    running: list[int] = []
     times: list[list[float]] = [[] for _ in arrivals]
     held = 0
     order = sorted(range(len(arrivals)), key=lambda at: arrivals[at][0])
@@ -69,12 +73,10 @@ def test_jumping_gives_the_tokens_of_stepping(
 ) -> None:
     pool = DecodePool(cards, kv_bytes=1000.0 * room, cost=COST, kv=KV)
     got: dict[int, np.ndarray] = {}
-    events = []
+    events: list[tuple[float, Callable[[], None]]] = []
     for at, (time_s, context, tokens, extra_s) in enumerate(arrivals):
-        sequence = Sequence(
-            context, tokens, lambda times_s, at=at: got.update({at: times_s}), extra_s
-        )
-        events.append((time_s, lambda sequence=sequence: pool.join(sequence)))
+        sequence = Sequence(context, tokens, partial(got.__setitem__, at), extra_s)
+        events.append((time_s, partial(pool.join, sequence)))
     play([pool], events)
     wanted = step_by_step(arrivals, cards / 8, room)
     assert len(got) == len(arrivals)
@@ -91,15 +93,15 @@ def test_whoever_is_released_keeps_what_it_emitted(
 ) -> None:
     pool = DecodePool(8, kv_bytes=1e12, cost=COST, kv=KV)
     ended: dict[int, np.ndarray] = {}
-    events = []
+    events: list[tuple[float, Callable[[], None]]] = []
     for at, (time_s, context, tokens, _) in enumerate(arrivals):
-        sequence = Sequence(context, tokens, lambda times_s, at=at: ended.update({at: times_s}))
+        sequence = Sequence(context, tokens, partial(ended.__setitem__, at))
 
         def release(sequence: Sequence = sequence, at: int = at) -> None:
             if at not in ended:
-                pool.release(sequence, lambda times_s: ended.update({at: times_s}))
+                pool.release(sequence, partial(ended.__setitem__, at))
 
-        events.append((time_s, lambda sequence=sequence: pool.join(sequence)))
+        events.append((time_s, partial(pool.join, sequence)))
         events.append((time_s + leave[at], release))
     play([pool], events)
     assert sorted(ended) == list(range(len(arrivals)))
@@ -149,7 +151,7 @@ def test_shared_flows_end_when_a_hand_count_says(
 ) -> None:
     link = Link(8e8, flow_bps=2e8 if capped else None)
     ends: dict[int, float] = {}
-    events = []
+    events: list[tuple[float, Callable[[], None]]] = []
     for at, (start_s, size) in enumerate(flows):
 
         def send(at: int = at, size: float = size) -> None:
@@ -176,7 +178,7 @@ def test_a_flow_that_is_cut_off_leaves_its_share_to_the_others(
     ends: list[dict[int, float]] = [{}, {}]
     for cut, seen in zip((True, False), ends, strict=True):
         link = Link(8e8)
-        events = []
+        events: list[tuple[float, Callable[[], None]]] = []
         for at, (start_s, size, doomed) in enumerate(flows):
             if doomed and not cut:
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -123,7 +124,7 @@ def test_slow_start_takes_its_round_trips() -> None:
 
 
 def cluster(**changes: Any) -> PrefillCluster:
-    values = {
+    values: dict[str, Any] = {
         "cards": 8, "chunk_tokens": 1000, "cache_bytes": 1e12,
         "cost": PrefillCost(0.1, 1e-3, 0.0), "kv": KvBytes(1000.0),
     }  # fmt: skip
@@ -134,10 +135,14 @@ def prefill(system: PrefillCluster, *lengths: int, at_s: float = 0.0) -> list[fl
     """When each of these prompts, without blocks in common, is done."""
     done: dict[int, float] = {}
     events = []
+
+    def note(number: int) -> None:
+        done[number] = system._engine.now_s
+
     for number, tokens in enumerate(lengths):
         request = Request(number, number, 0, tokens, 1, 100, [(number * 1000, tokens // 100)], "")
-        prompt = Prompt(request, lambda n=number: done.update({n: system._engine.now_s}))
-        events.append((at_s, lambda prompt=prompt: system.submit(prompt)))
+        prompt = Prompt(request, partial(note, number))
+        events.append((at_s, partial(system.submit, prompt)))
     play([system], events)
     return [done[number] for number in range(len(lengths))]
 
@@ -224,7 +229,7 @@ def test_both_caches_of_pdd_hold_the_same(answered: dict[str, dict[int, Record]]
     hits = [
         (record.served_hit_tokens, record.decode_hit_tokens) for record in answered["pdd"].values()
     ]
-    at_prefill, at_decode = (sum(side) for side in zip(*hits, strict=True))  # type: ignore[arg-type]
+    at_prefill, at_decode = (sum(side) for side in zip(*hits, strict=True))
     assert at_decode == pytest.approx(at_prefill, rel=0.01)
 
 

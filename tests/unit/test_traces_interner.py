@@ -1,0 +1,74 @@
+"""Dense ids against their meaning: two prompts share ids as far as they share what they say."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traces.interner import Interner
+
+Prompts = list[list[int]]
+
+# Few distinct ids, so that prompts meet, branch inside chains and grow where others ended.
+prompts_lists = st.lists(st.lists(st.integers(0, 2), max_size=9), max_size=14)
+
+
+def shared(a: list[int], b: list[int]) -> int:
+    return next(
+        (at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
+
+
+def expand(starts: list[int], lengths: list[int]) -> list[int]:
+    runs = zip(starts, lengths, strict=True)
+    return [start + at for start, length in runs for at in range(length)]
+
+
+@given(prompts=prompts_lists)
+def test_dense_ids_are_shared_as_prefixes_are(prompts: Prompts) -> None:
+    interner = Interner()
+    dense = [expand(*interner.runs(prompt)) for prompt in prompts]
+    for ids, prompt in zip(dense, prompts, strict=True):
+        assert len(ids) == len(prompt)
+        for other_ids, other in zip(dense, prompts, strict=True):
+            assert shared(ids, other_ids) == shared(prompt, other)
+            apart = shared(ids, other_ids)
+            assert not set(ids[apart:]) & set(other_ids[apart:])
+
+
+@given(scopes=st.lists(prompts_lists, max_size=4))
+def test_runs_are_the_fronts_of_chains(scopes: list[Prompts]) -> None:
+    interner = Interner()
+    runs = []
+    for prompts in scopes:
+        interner.new_scope()
+        runs += [interner.runs(prompt) for prompt in prompts]
+    before: dict[int, int] = {}
+    for starts, lengths in runs:
+        ids = expand(starts, lengths)
+        for at, block in enumerate(ids):
+            assert before.setdefault(block, ids[at - 1] if at else -1) == (
+                ids[at - 1] if at else -1
+            )
+    chain_starts = {block for block, last in before.items() if block == 0 or last != block - 1}
+    assert {start for starts, _ in runs for start in starts} <= chain_starts
+    assert sorted(before) == list(range(interner.blocks))
+
+
+@given(prompts=prompts_lists)
+def test_ids_of_two_scopes_never_meet(prompts: Prompts) -> None:
+    interner = Interner()
+    first = {block for prompt in prompts for block in expand(*interner.runs(prompt))}
+    interner.new_scope()
+    second = {block for prompt in prompts for block in expand(*interner.runs(prompt))}
+    assert not first & second
+
+
+def test_new_blocks_follow_each_other() -> None:
+    interner = Interner()
+    assert interner.runs([7, 8]) == ([0], [2])
+    assert interner.runs([7, 8, 2**64 - 1]) == ([0], [3])
+    assert interner.runs([7, 9]) == ([0, 3], [1, 1])
+    assert interner.runs([7, 8, 2**64 - 1, 5]) == ([0, 4], [3, 1])
+    assert interner.runs(["7"]) == ([5], [1])
+    assert interner.runs([]) == ([], [])
