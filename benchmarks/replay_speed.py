@@ -25,7 +25,7 @@ from hydra import compose, initialize_config_module
 from harness import result
 from harness.backend import Backend, Chunk, Description, Request, Served
 from harness.clock import VirtualTimeLoop
-from harness.job import Job
+from harness.job import Job, steady_memory
 from harness.record import Record
 from harness.replay import Replay
 from harness.run import jobs, load_trace
@@ -73,7 +73,7 @@ def replay(job: Job, backend: Backend, write: Callable[[Record], None]) -> float
             await Replay(job.trace, job.plan, backend, write).run()
 
     began_s = time.process_time()
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+    with steady_memory(), asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         runner.run(main())
     return time.process_time() - began_s
 

@@ -21,6 +21,8 @@ from adapters.simulator.costs import DecodeCost, KvBytes, require
 from adapters.simulator.engine import Engine
 
 _LOG_STEPS = 65_536
+_NUMBERS = np.arange(4096, dtype=np.float64)
+"""0, 1, 2, ...: most stretches are shorter."""
 
 
 class Sequence:
@@ -211,11 +213,11 @@ class DecodePool:
         at = self._step - self._log_from
         if at + steps > len(self._log):
             at = self._make_room(steps)
-        numbers = np.arange(1, steps + 1, dtype=np.float64)
+        numbers = _NUMBERS if steps < len(_NUMBERS) else np.arange(steps + 1, dtype=np.float64)
         ends_s = self._log[at : at + steps]
-        np.multiply(numbers - 1, 0.5 * self._growth_s, out=ends_s)
+        np.multiply(numbers[:steps], 0.5 * self._growth_s, out=ends_s)
         ends_s += self._first_s
-        ends_s *= numbers
+        ends_s *= numbers[1 : steps + 1]
         ends_s += self._start_s
         self._extra_s = 0.0
         self._step += steps

@@ -147,6 +147,7 @@ class Link:
         self._settle()
         flows = self._flows
         self._read = max(self._read, flows[0][0])
+        ended: list[Flow] = []
         while flows and (flows[0][0] <= self._read or flows[0][2].gone):
             _, _, flow = heapq.heappop(flows)
             if flow.gone:
@@ -154,7 +155,12 @@ class Link:
             flow.gone = True
             self._active -= 1
             self.sent_bytes += flow.size_bytes
-            self._engine.at(self._engine.now_s + self.rtt_s / 2, flow.arrived)
+            ended.append(flow)
         if not flows:
             self._read = 0.0
         self._replan()
+        for flow in ended:
+            if self.rtt_s:
+                self._engine.at(self._engine.now_s + self.rtt_s / 2, flow.arrived)
+            else:
+                flow.arrived()
