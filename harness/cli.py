@@ -101,12 +101,13 @@ def _report(paths: list[Path], out: Path) -> int:
     from hydra import compose, initialize_config_module
 
     from harness import result
-    from harness.run import draw
+    from harness.plugins import build
 
     with initialize_config_module("conf", version_base="1.3"):
         config = compose("run")
     runs = [run for path in paths for run in result.find_runs(path)]
-    _say(f"Report: {draw(config, runs, result.create(out))}")
+    page = build(config.page, "page")
+    _say(f"Report: {page.render(runs, result.create(out))}")
     return EXIT_GOOD
 
 

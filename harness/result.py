@@ -23,6 +23,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness import metrics
 from harness.errors import ConfigError, ResultError
 from harness.record import SCHEMA, Record, to_batch
 
@@ -216,11 +217,18 @@ class Run:
         return pa.concat_tables(tables)
 
     def summary(self) -> pa.Table:
-        """Of schema `harness.metrics.SUMMARY`. Raises `ResultError` where the run has none."""
+        """Of schema `harness.metrics.SUMMARY`; of a run that was killed, worked out anew.
+
+        Raises `ResultError` where it cannot be read.
+        """
+        path = self.path / SUMMARY_FILE
+        if not path.exists():
+            window = metrics.Window(**self.manifest["window"])
+            return metrics.summarise(self.records(metrics.COLUMNS), window, self.name)
         try:
-            return pq.read_table(self.path / SUMMARY_FILE)
+            return pq.read_table(path)
         except (OSError, pa.ArrowException) as error:
-            raise ResultError(f"{self.path / SUMMARY_FILE} cannot be read: {error}") from error
+            raise ResultError(f"{path} cannot be read: {error}") from error
 
 
 def find_runs(path: Path) -> list[Run]:

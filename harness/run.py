@@ -32,6 +32,7 @@ def run(config: DictConfig, out: Path, say: Callable[[str], None]) -> int:
     trace = load_trace(config)
     say(describe(trace))
     todo = jobs(config, trace, out)
+    page = build(config.page, "page")
     result.create(out)
     OmegaConf.save(config, out / "config.yaml", resolve=False)
     code = EXIT_GOOD
@@ -39,14 +40,8 @@ def run(config: DictConfig, out: Path, say: Callable[[str], None]) -> int:
         code = max(code, job.run(say))
         if code == EXIT_INTERRUPTED:
             return code
-    say(f"Report: {draw(config, [result.Run.open(job.path) for job in todo], out)}")
+    say(f"Report: {page.render([result.Run.open(job.path) for job in todo], out)}")
     return code
-
-
-def draw(config: DictConfig, runs: list[result.Run], out: Path) -> Path:
-    """The page of these runs, made from their directories alone."""
-    page: Path = build(config.page, "page").render(runs, out)
-    return page
 
 
 def load_trace(config: DictConfig) -> Trace:

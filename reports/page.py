@@ -1,166 +1,151 @@
-"""The page: one self-contained HTML file with the headline, the figures and how it was measured.
+"""The page, one HTML file: what came out, whether to believe it, how it was measured.
 
-Nothing is loaded from anywhere and nothing is executed: pictures are data URIs, there is no
-script, and every word that comes from a trace, a server or a configuration is escaped.
+No script, nothing loaded from elsewhere, and no word of a trace or a server that is not escaped.
 """
 
 from __future__ import annotations
 
 import base64
-import json
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pyarrow as pa
-from jinja2 import Environment, PackageLoader, StrictUndefined
+import pyarrow.compute as pc
 
+from harness.errors import ResultError
+from harness.record import OK
 from harness.report import Figure, Report
 from harness.result import Run
+from reports.facts import facts, settings, simulated
+from reports.headline import Cell, latency_cells, lines
+from reports.palette import colours, labels
+from reports.units import DASH, number, percent, seconds
 
-_MISSING = "–"  # noqa: RUF001 - the dash that stands for no value
-_QUANTILES = (50, 90, 99)
-_MILLI = 0.1
-"""Seconds below which a time is shown in milliseconds."""
-_THOUSAND = 1000
+PAGE = "report.html"
+
+_TEMPLATE = Path(__file__).with_name("page.html.j2")
+_ERRORS_SHOWN = 5
+_STRATUM_COLUMNS = ("measured", "ok", "failed")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether one run can be believed, and why not; and what its failed requests said."""
+
+    label: str
+    valid: bool
+    partial: bool
+    reasons: Sequence[str]
+    errors: Sequence[tuple[str, int]]
+    """(error, requests), the most frequent first."""
+
+    @property
+    def word(self) -> str:
+        """`valid`, or what it is instead."""
+        if self.partial:
+            return "partial"
+        return "valid" if self.valid else "not valid"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A report on the page: its figures, none where the runs lack what it needs."""
+
+    name: str
+    figures: Sequence[Figure]
 
 
 class Page:
-    """`sections` are reports by name, drawn in their order."""
+    """Draws each section and sets them, with the tables, into `report.html`."""
 
     def __init__(self, sections: Mapping[str, Report]) -> None:
         self.sections = sections
 
     def render(self, runs: Sequence[Run], out: Path) -> Path:
-        """Write `report.html` and the figures beside it. Returns the page."""
-        figures = [f for section in self.sections.values() for f in section.render(runs, out)]
-        environment = Environment(
-            autoescape=True,
-            loader=PackageLoader("reports", "."),
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
+        """Write the figures and the page into the folder `out`; returns the page's path.
+
+        Raises `ResultError` where a run cannot be read or `out` cannot be written.
+        """
+        names = labels(runs)
+        summaries = [run.summary().to_pylist() for run in runs]
+        whole = [rows[0] for rows in summaries]
+        html = _template().render(
+            names=names,
+            colours=colours(names),
+            trace=runs[0].manifest["trace"],
+            traces=len({run.manifest["trace"]["digest"] for run in runs}),
+            started=str(runs[0].manifest["started"])[:10],
+            version=runs[0].manifest["relaybench"],
+            simulated=[n for n, run in zip(names, runs, strict=True) if simulated(run)],
+            verdicts=[_verdict(name, run) for name, run in zip(names, runs, strict=True)],
+            answered=any(row["ok"] for row in whole),
+            lines=lines(runs, whole),
+            lags=[(row["send_lag_p50_s"], row["send_lag_p99_s"]) for row in whole],
+            strata=[_strata(name, rows) for name, rows in zip(names, summaries, strict=True)],
+            sections=[
+                Section(name, each.render(runs, out)) for name, each in self.sections.items()
+            ],
+            facts=facts(runs),
+            details=[settings(run.manifest["backend"]["details"]) for run in runs],
         )
-        page = environment.get_template("page.html.j2").render(
-            runs=[_card(run) for run in runs],
-            figures=[_picture(figure) for figure in figures],
-            measured=_measured(runs[0].manifest),
-            simulated=any(run.manifest["clock"] == "virtual" for run in runs),
-        )
-        path = out / "report.html"
-        path.write_text(page, encoding="utf-8")
+        path = out / PAGE
+        try:
+            path.write_bytes(html.encode("utf-8", errors="replace"))
+        except OSError as error:
+            raise ResultError(f"{path} cannot be written: {error.strerror}") from error
         return path
 
 
-def _card(run: Run) -> dict[str, Any]:
-    """A row of the headline table, in words."""
-    row = run.summary().to_pylist()[0]
-    manifest = run.manifest
-    cards = manifest["backend"]["cards"]
-    return {
-        "name": run.name,
-        "cards": " + ".join(f"{n:g} {role}" for role, n in cards.items()) or _MISSING,
-        "valid": manifest["validity"]["valid"],
-        "reasons": manifest["validity"]["reasons"],
-        "partial": manifest["partial"],
-        "ok": f"{row['ok']:,} of {row['scheduled']:,}",
-        "failed": row["failed"],
-        "unsent": row["unsent"] + row["cancelled"],
-        "measured": f"{row['measured']:,}",
-        "small": [q for q in (90, 99) if not row[f"p{q}_supported"]],
-        "figures": [
-            *(_seconds(row[f"ttft_p{q}_s"]) for q in _QUANTILES),
-            *(_seconds(row[f"tpot_p{q}_s"]) for q in (50, 99)),
-            *(_seconds(row[f"e2e_p{q}_s"]) for q in (50, 99)),
-            _number(row["requests_per_s"]),
-            _number(row["output_tokens_per_s"]),
-            _percent(row["served_hit_mean"]),
-            _percent(row["ideal_hit_mean"]),
-            _seconds(row["send_lag_p99_s"]),
-        ],
-        "details": json.dumps(manifest["backend"]["details"], indent=2),
-    }
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"seconds": seconds, "percent": percent, "data_uri": _data_uri}
+    environment.filters |= {"rows": _rows}
+    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
 
 
-def _measured(manifest: dict[str, Any]) -> list[tuple[str, str]]:
-    """How: what a reader needs to repeat the run or to doubt it."""
-    trace = manifest["trace"]
-    sources = ", ".join(f"{s['name']} ({s['sha256'][:12]})" for s in trace["sources"][:3])
-    more = len(trace["sources"]) - 3
-    changes = ", ".join(f"{name}: {count:,}" for name, count in trace["changes"].items())
-    window = manifest["window"]
-    return [
-        (
-            "Trace",
-            f"{trace['format']}, {trace['turns']:,} requests, {trace['sessions']:,} sessions",
-        ),
-        ("Read from", (sources + (f" and {more} more" if more > 0 else "")) or "generated"),
-        ("Digest", trace["digest"]),
-        ("Licence", trace["licence"]),
-        (
-            "Blocks",
-            (
-                f"{trace['block_tokens']} tokens, partial blocks by {trace['partial_block']}, "
-                f"ids per {trace['id_scope']}, prefixes {trace['prefix_data']}"
-            ),
-        ),
-        ("Dropped, clamped or estimated", changes or "nothing"),
-        (
-            "Ideal hit rate",
-            (
-                f"{trace['ideal_hit_mean']:.1%} mean of requests, "
-                f"{trace['ideal_hit_token_weighted']:.1%} of tokens; prompts only"
-            ),
-        ),
-        ("Pacing", json.dumps(manifest["pacing"])),
-        ("Left out", f"first {window['warmup_s']:g} s, last {window['cooldown_s']:g} s"),
-        ("Seed", str(manifest["seed"])),
-        ("Clock", manifest["clock"]),
-        ("Command", " ".join(manifest["command"])),
-        ("relaybench", manifest["relaybench"]),
-        ("Versions", ", ".join(f"{k} {v}" for k, v in manifest["versions"].items())),
-        ("Host", ", ".join(str(v) for v in manifest["host"].values())),
-    ]
-
-
-def _picture(figure: Figure) -> dict[str, Any]:
-    data = base64.b64encode(figure.path.read_bytes()).decode()
-    return {
-        "title": figure.title,
-        "caption": figure.caption,
-        "source": f"data:image/png;base64,{data}",
-        "columns": figure.numbers.column_names,
-        "rows": _rows(figure.numbers),
-    }
+def _data_uri(path: Path) -> str:
+    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode('ascii')}"
 
 
 def _rows(numbers: pa.Table) -> list[list[str]]:
-    return [
-        [value if isinstance(value, str) else _number(value) for value in row.values()]
-        for row in numbers.to_pylist()
+    """A figure's numbers as text: units stand in the column names."""
+    columns = [[_text(value) for value in column.to_pylist()] for column in numbers.columns]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return DASH
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return number(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _verdict(label: str, run: Run) -> Verdict:
+    validity = run.manifest["validity"]
+    records = run.records(["status", "error"])
+    broken = records.filter(pc.not_equal(records.column("status"), OK)).column("error").drop_null()
+    counts = {each["values"]: each["counts"] for each in broken.value_counts().to_pylist()}
+    most = sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:_ERRORS_SHOWN]
+    return Verdict(
+        label, bool(validity["valid"]), bool(run.manifest["partial"]), validity["reasons"], most
+    )
+
+
+def _strata(label: str, rows: list[dict[str, Any]]) -> tuple[str, list[tuple[str, list[Cell]]]]:
+    """(run, a row a stratum that has requests: its counts and its TTFT)."""
+    return label, [
+        (
+            row["stratum"],
+            [*(Cell(f"{row[name]:,}") for name in _STRATUM_COLUMNS), *latency_cells(row)],
+        )
+        for row in rows
+        if row["scheduled"]
     ]
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return _MISSING
-    if not math.isfinite(value):
-        return "failed"
-    if isinstance(value, int) or abs(value) >= _THOUSAND:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return _MISSING
-    if not math.isfinite(value):
-        return "failed"
-    if value == 0:
-        return "0"
-    return f"{1000 * value:.3g} ms" if value < _MILLI else f"{value:.3g} s"
-
-
-def _percent(value: float | None) -> str:
-    return _MISSING if value is None else f"{value:.1%}"

@@ -1,40 +1,67 @@
-"""One look for all figures: a colour a system, a scale for hit rates, and how a figure is saved."""
+"""How runs are told apart: one label and one colour each, the same on every figure of a page.
+
+Colours are those of Okabe and Ito, distinct to colour-blind eyes (https://jfly.uni-koeln.de/color/).
+"""
 
 from __future__ import annotations
 
+import colorsys
+from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
-import seaborn as sns
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from harness.result import Run
 
-_FIXED = {"in_dc": 7, "cross_dc": 3, "cross_dc_drc": 1, "pdd": 0}
-"""Places in seaborn's colour-blind safe palette; the rest go to other systems in their order."""
+TOPOLOGY_COLOURS = {
+    "in_dc": "#0072B2",
+    "cross_dc": "#D55E00",
+    "cross_dc_drc": "#E69F00",
+    "pdd": "#009E73",
+}
 
+HIT_COLOURS = ("#440154", "#433D84", "#2D708E", "#1F968B", "#4BBF6D", "#A5DB36", "#FDE725")
+"""Seven steps of viridis, ascending hit rate: dark is what the system must compute and move."""
 
-def colours(names: Sequence[str]) -> dict[str, tuple[float, float, float]]:
-    """A colour for each system, the same in every figure; shapes: RGB of 0 to 1."""
-    palette = sns.color_palette("colorblind", 10)
-    free = [place for place in range(10) if place not in _FIXED.values()]
-    others = [name for name in names if name not in _FIXED]
-    places = {name: free[at % len(free)] for at, name in enumerate(others)} | _FIXED
-    return {name: palette[places[name]] for name in names}
-
-
-def hit_scale(bins: int) -> list[tuple[float, float, float]]:
-    """From the misses (dark red) to full hits (dark blue), as neighbours that can be told apart."""
-    return list(sns.color_palette("RdYlBu", bins))
+_OTHER_COLOURS = ("#CC79A7", "#56B4E9", "#6A3D9A", "#5D5D5D")
+_GOLDEN_TURN = 0.618034
+_LONGEST_LABEL = 32
 
 
-def figure(width: float = 9.0, height: float = 4.4) -> Figure:
-    """A figure of its own, tied to no global state."""
-    made = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(made)
-    return made
+def labels(runs: Sequence[Run]) -> list[str]:
+    """A distinct printable label a run: its name, and its folder's where two runs share a name."""
+    shared = Counter(run.name for run in runs)
+    wanted = [
+        run.name if shared[run.name] == 1 else f"{run.name} ({run.path.resolve().parent.name})"
+        for run in runs
+    ]
+    given: list[str] = []
+    for label in map(_short, wanted):
+        count = 1
+        distinct = label
+        while distinct in given:
+            count += 1
+            distinct = f"{label} #{count}"
+        given.append(distinct)
+    return given
 
 
-def save(made: Figure, path: Path) -> Path:
-    """A PNG that is the same bytes for the same data."""
-    made.savefig(path, dpi=144, metadata={"Software": None})
-    return path
+def colours(names: Sequence[str]) -> dict[str, str]:
+    """A colour a label. Known topologies keep theirs; others take the next free one, in order."""
+    given = {name: TOPOLOGY_COLOURS[name] for name in names if name in TOPOLOGY_COLOURS}
+    others = [name for name in names if name not in given]
+    return given | {name: _other(at) for at, name in enumerate(others)}
+
+
+def _other(at: int) -> str:
+    if at < len(_OTHER_COLOURS):
+        return _OTHER_COLOURS[at]
+    rgb = colorsys.hls_to_rgb((at * _GOLDEN_TURN) % 1, 0.4, 0.55)
+    return "#" + "".join(f"{round(255 * part):02X}" for part in rgb)
+
+
+def _short(label: str) -> str:
+    """Without what no font draws, and not so long that it pushes a figure aside."""
+    printable = "".join(each if each.isprintable() else "?" for each in label)
+    if len(printable) <= _LONGEST_LABEL:
+        return printable
+    half = _LONGEST_LABEL // 2
+    return f"{printable[: half - 1]}…{printable[-half:]}"

@@ -54,6 +54,7 @@ class Disaggregated(Simulator):
         job.flow = self.link.send(size_bytes, lambda: self._arrived(job))
 
     def _arrived(self, job: Job) -> None:
+        job.flow = None
         job.served.transfer_end_s = self.engine.now_s
         self.cache.keep(job.request)
         if not job.answer.done():

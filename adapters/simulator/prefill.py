@@ -22,7 +22,7 @@ class Prompt:
 
     __slots__ = ("cached", "done", "finished", "gone", "hit_tokens", "request", "started_s")
 
-    def __init__(self, request: Request, finished: Callable[[], None]) -> None:
+    def __init__(self, request: Request, finished: Callable[[Prompt], None]) -> None:
         self.request = request
         self.finished = finished
         self.gone = False
@@ -87,7 +87,7 @@ class PrefillCluster:
         return self.cards // self.CARDS - self._idle
 
     def submit(self, prompt: Prompt) -> None:
-        """Queue a prompt; `prompt.finished()` is called when its KV cache is whole."""
+        """Queue a prompt; `prompt.finished(prompt)` is called when its KV cache is whole."""
         if self._cache_block_tokens != prompt.request.block_tokens:
             self._cache_block_tokens = prompt.request.block_tokens
             self.cache = PrefixCache(self.kv.blocks(self.cache_bytes, self._cache_block_tokens))
@@ -138,5 +138,5 @@ class PrefillCluster:
                 begun.append(prompt)
             else:
                 self.cache.insert(prompt.request.runs)
-                prompt.finished()
+                prompt.finished(prompt)
         self._step(begun)

@@ -69,6 +69,7 @@ class Pdd(Disaggregated):
             job.served.route = "P-MD"
 
     def _begin_relay(self, job: Job) -> None:
+        job.relay_flow = None
         if job.answer.done() or job.served.transfer_end_s is not None:
             return
         request = job.request
@@ -100,6 +101,7 @@ class Pdd(Disaggregated):
 
     def _hand_over(self, job: Job, times_s: NDArray[np.float64]) -> None:
         """The relay has let go: the ids of its tokens cross, one way."""
+        job.relay = None
         if job.answer.done():
             return
         if not len(times_s):
@@ -131,7 +133,7 @@ class Pdd(Disaggregated):
         super().abandon(job)
         if job.relay_flow is not None:
             self.relay_link.cancel(job.relay_flow)
-        if job.relay is not None and job.sequence is None:
+        if job.relay is not None:
             self.relay_pool.release(job.relay, lambda _: None)
 
     def load(self) -> dict[str, float]:

@@ -20,7 +20,10 @@ from harness.errors import BackendError
 
 
 class Job:
-    """One request on its way through the system."""
+    """One request on its way through the system, and what it holds there now.
+
+    A handle is dropped when it is over, so that no job and handle keep each other alive.
+    """
 
     __slots__ = (
         "answer",
@@ -37,7 +40,7 @@ class Job:
         self.request = request
         self.answer = answer
         self.served = Served(request.input_tokens, request.output_tokens)
-        self.prompt: Prompt
+        self.prompt: Prompt | None = None
         self.flow: Flow | None = None
         """To the (main) decode."""
         self.sequence: Sequence | None = None
@@ -82,21 +85,23 @@ class Simulator(ABC):
         engine = self.engine
         engine.enter()
         job = Job(request, asyncio.get_running_loop().create_future())
-        job.prompt = Prompt(request, lambda: self._prefilled(job))
+        job.prompt = Prompt(request, lambda prompt: self._prefilled(job, prompt))
         self.prefill.submit(job.prompt)
         try:
             times_s = await job.answer
         finally:
             if not job.answer.done() or job.answer.cancelled():
                 engine.enter()
-                job.prompt.gone = True
+                if job.prompt is not None:
+                    job.prompt.gone = True
                 self.abandon(job)
         yield Chunk(times_s, served=job.served)
 
-    def _prefilled(self, job: Job) -> None:
+    def _prefilled(self, job: Job, prompt: Prompt) -> None:
+        job.prompt = None
         served = job.served
-        served.hit_tokens = job.prompt.hit_tokens
-        served.prefill_start_s = job.prompt.started_s
+        served.hit_tokens = prompt.hit_tokens
+        served.prefill_start_s = prompt.started_s
         served.prefill_end_s = self.engine.now_s
         self.decode(job)
 
@@ -123,6 +128,7 @@ class Simulator(ABC):
     @staticmethod
     def finish(job: Job, times_s: NDArray[np.float64]) -> None:
         """The answer is whole."""
+        job.sequence = job.relay = None
         if not job.answer.done():
             job.answer.set_result(times_s)
 

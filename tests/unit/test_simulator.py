@@ -136,7 +136,7 @@ def prefill(system: PrefillCluster, *lengths: int, at_s: float = 0.0) -> list[fl
     done: dict[int, float] = {}
     events = []
 
-    def note(number: int) -> None:
+    def note(number: int, _: Prompt) -> None:
         done[number] = system._engine.now_s
 
     for number, tokens in enumerate(lengths):
@@ -165,7 +165,7 @@ def test_a_cached_prompt_still_computes_its_last_token() -> None:
     hits = []
     request = Request(0, 0, 0, 500, 1, 100, [(0, 5)], "")
     for _ in range(2):
-        prompt = Prompt(request, lambda: None)
+        prompt = Prompt(request, lambda _: None)
         hits.append(prompt)
     play([system], [(0.0, lambda: system.submit(hits[0])), (5.0, lambda: system.submit(hits[1]))])
     assert [prompt.hit_tokens for prompt in hits] == [0, 499]
