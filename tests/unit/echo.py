@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from harness.backend import Chunk, Description, Request, Served
-from harness.errors import BackendError
+from harness.errors import BackendError, ConnectFailed
 
 
 class Echo:
@@ -68,3 +68,19 @@ class Echo:
 def broken(turn: int, error: type[BackendError]) -> Callable[[Request], BaseException | None]:
     """A `fail` for one row of the trace."""
     return lambda request: error("on purpose") if request.turn == turn else None
+
+
+class Unusable(Echo):
+    """Nobody is there."""
+
+    async def __aenter__(self) -> Self:
+        raise ConnectFailed("nobody listens")
+
+
+class Dialling(Echo):
+    """Opens a real connection, which a virtual clock must refuse."""
+
+    async def __aenter__(self) -> Self:
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        server.close()
+        return self
