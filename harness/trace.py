@@ -8,7 +8,7 @@ One row a turn, ordered by `recorded_s` (ties keep the source's order). The rule
 - parents are rows of the same session, without a cycle. Within a session `turn_index` is unique.
 - `input_tokens` is the whole prompt (a format of deltas is lowered by its reader), 1 or more;
   `output_tokens` is 1 or more.
-- `runs` are the prompt's blocks as (first id, length). Ids are dense, and an id stands for the
+- `runs` are the prompt's blocks as (first id, length). Ids count from 0, and an id stands for the
   block and all before it: every run starts a *chain* (see `harness.prefix`).
 - `recorded_s` is when the source says the turn began. It orders the trace and gates nothing.
 """

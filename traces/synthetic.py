@@ -26,6 +26,9 @@ from harness.errors import ConfigError
 from harness.trace import Header, Trace, build_table
 
 _BLOCK_TOKENS = 64
+_LONGEST_S = 86_400.0
+_MOST_TOKENS = 1e8
+"""A draw beyond is cut: heavy tails have no end, the columns do."""
 _LEAST_ADDED_TOKENS = 48
 """A turn adds at least a message's frame."""
 
@@ -50,7 +53,7 @@ class Draw:
         values: NDArray[np.float64] = median * np.exp(
             np.where(rare, self.rare_sigma, self.sigma) * normal
         )
-        return values
+        return np.minimum(values, _MOST_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,9 @@ class Shape:
     relaid_share: float
     """Of turns: those that lay the last block of the prompt before anew."""
     edited_share: float
-    """Of turns: those that keep only a part of the history, evenly distributed."""
+    """Of turns: those that keep of the history only the tools and the system prompt."""
+    second_edited_share: float
+    """The same, of second turns: a client lays its first message anew."""
     person_share: float
     """Of turns: those that a person starts."""
     tool_delay_s: Draw
@@ -99,6 +104,8 @@ class Shape:
                 _require(f"shape.{field.name}", value, 1 if "share" in field.name else inf)
         if self.turns_mean < 1 or self.turns_shape <= 0:
             raise ConfigError("trace.shape.turns_mean must be 1 or more, turns_shape above 0")
+        for name in ("context_limit_tokens", "prefix_tokens", "prefix_spread_tokens"):
+            _require(f"shape.{name}", getattr(self, name), _MOST_TOKENS)
 
 
 def _require(name: str, value: float, most: float, least: float = 0) -> None:
@@ -135,6 +142,8 @@ def generate(
         if not isinstance(count, int):
             raise ConfigError(f"trace.{name} is {count!r}: give a whole number")
     _require("session_rate_per_s", session_rate_per_s, inf, 1e-9)
+    _require("nominal_s", nominal_s, _LONGEST_S)
+    _require("nominal_token_s", nominal_token_s, _LONGEST_S)
     prefixes = _product_prefixes(shape, products, seed)
     columns = _Columns(prefixes)
     start_s = 0.0
@@ -149,6 +158,8 @@ def generate(
         "seed": seed,
         "session_rate_per_s": session_rate_per_s,
         "products": products,
+        "nominal_s": nominal_s,
+        "nominal_token_s": nominal_token_s,
         "shape": asdict(shape),
     }
     header = Header(
@@ -196,12 +207,14 @@ def _draw(shape: Shape, random: np.random.Generator, prefix: float | None) -> _T
         shape.tool_delay_s.of(uniform[6], normal[4]),
     )
     breaks = uniform[7]
-    edited = breaks < shape.edited_share
+    chance = np.full(turns, shape.edited_share)
+    chance[1:2] = shape.second_edited_share
+    edited = breaks < chance
     return _Turns(
         prompts[:fit].tolist(),
         answers[:fit].astype(np.int64).tolist(),
-        np.where(edited, uniform[4], 1.0)[:fit].tolist(),
-        (~edited & (breaks < shape.edited_share + shape.relaid_share))[:fit].tolist(),
+        np.where(edited, prefix / np.roll(prompts, 1), 1.0)[:fit].tolist(),
+        (~edited & (breaks < chance + shape.relaid_share))[:fit].tolist(),
         np.minimum(delays_s, shape.delay_limit_s).round(3)[:fit].tolist(),
     )
 

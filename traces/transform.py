@@ -25,7 +25,7 @@ def cap_delays(trace: Trace, max_s: float) -> Trace:
 
 
 def first_sessions(trace: Trace, sessions: int) -> Trace:
-    """The first `sessions` sessions, by their first turn in the trace."""
+    """The sessions numbered below `sessions`. Block ids keep their numbers, with gaps."""
     if sessions < 1:
         raise ConfigError(f"transform.first_sessions.sessions is {sessions}: give 1 or more")
     kept = trace.session < sessions

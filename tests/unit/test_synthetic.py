@@ -31,6 +31,10 @@ def test_more_sessions_begin_with_the_same_ones() -> None:
         assert one.turns[0].arrival_s == other.turns[0].arrival_s
 
 
+def test_a_tail_without_end_is_cut_where_the_columns_end() -> None:
+    assert generated("shape.answer_tokens.median=1e12").output_tokens.max() == 10**8
+
+
 def test_sessions_start_at_the_rate_asked_for() -> None:
     trace = generated("sessions=2000", "session_rate_per_s=4")
     starts = np.sort(trace.column("arrival_s")[trace.column("turn_index") == 0])
@@ -70,6 +74,10 @@ def test_sessions_share_nothing_unless_they_are_of_one_product() -> None:
         ("products=-1", "trace.products is -1"),
         ("session_rate_per_s=0", "trace.session_rate_per_s is 0"),
         ("session_rate_per_s=fast", "trace.session_rate_per_s is 'fast'"),
+        ("nominal_s=-1", "trace.nominal_s is -1"),
+        ("nominal_token_s=abc", "trace.nominal_token_s is 'abc'"),
+        ("nominal_s=nan", "trace.nominal_s is nan"),
+        ("shape.prefix_tokens=1e12", "trace.shape.prefix_tokens is 1000000000000.0"),
         ("shape.resumed_share=1.5", "trace.shape.resumed_share is 1.5: give a number, 0 to 1"),
         ("shape.turns_mean=0", "turns_mean"),
         ("shape.answer_tokens.sigma=-1", "trace.shape.answer_tokens.sigma is -1"),
