@@ -76,6 +76,7 @@ def _replace_parquet(batches: Iterator[pa.RecordBatch], schema: pa.Schema, path:
                 writer.write_batch(batch)
         fresh.replace(path)
     except OSError as error:
+        fresh.unlink(missing_ok=True)
         raise ResultError(f"{path} cannot be written: {error}") from error
 
 
