@@ -120,7 +120,7 @@ def main() -> None:
     print(f"{requests:,} requests, {trace.blocks:,} blocks; peak {peak_mb():,.0f} MB")
     print(f"  {'read or generate':34} {read_s:7.2f} s {1e6 * read_s / requests:8.1f} us/request")
     began_s = time.process_time()
-    ideal = trace.ideal_hit_tokens.sum(dtype="int64") / trace.input_tokens.sum(dtype="int64")
+    ideal = trace.ideal_hit_token_weighted
     ideal_s = time.process_time() - began_s
     name = f"ideal hits ({ideal:.1%} of input tokens)"
     print(f"  {name:34} {ideal_s:7.2f} s {1e6 * ideal_s / requests:8.1f} us/request")

@@ -9,7 +9,6 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from harness.trace import Trace
@@ -29,15 +28,12 @@ def asked(config: DictConfig) -> dict[str, Any]:
 
 def replayed(trace: Trace) -> dict[str, Any]:
     """The trace: its header, its digest and its ideal hit rates."""
-    ideal = trace.ideal_hit_tokens / trace.input_tokens
     return asdict(trace.header) | {
         "digest": trace.digest,
         "turns": len(trace),
         "sessions": trace.sessions,
-        "ideal_hit_mean": float(ideal.mean()),
-        "ideal_hit_token_weighted": float(
-            trace.ideal_hit_tokens.sum(dtype=np.int64) / trace.input_tokens.sum(dtype=np.int64)
-        ),
+        "ideal_hit_mean": float(trace.ideal_hit_rates.mean()),
+        "ideal_hit_token_weighted": trace.ideal_hit_token_weighted,
     }
 
 

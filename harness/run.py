@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from harness import manifest, metrics, result
@@ -54,11 +53,10 @@ def load_trace(config: DictConfig) -> Trace:
 
 def describe(trace: Trace) -> str:
     """One line for a person, with what was dropped or changed on the way in."""
-    ideal = trace.ideal_hit_tokens / trace.input_tokens
-    weighted = trace.ideal_hit_tokens.sum(dtype=np.int64) / trace.input_tokens.sum(dtype=np.int64)
+    ideal = trace.ideal_hit_rates
     line = (
         f"Trace {trace.header.format}: {len(trace):,} requests in {trace.sessions:,} sessions; "
-        f"ideal hit rate {ideal.mean():.1%} mean, {weighted:.1%} token-weighted, "
+        f"ideal hit rate {ideal.mean():.1%} mean, {trace.ideal_hit_token_weighted:.1%} token-weighted, "
         f"{(ideal > metrics.HIT_EDGES[2]).mean():.1%} of requests above 95%"
     )
     changes = ", ".join(f"{name} {count:,}" for name, count in trace.header.changes.items())

@@ -189,7 +189,6 @@ class Trace:
         """Input tokens that an infinite cache would have held, each turn, in the trace's order.
 
         Prompts only: what the model generated counts as cached once a later prompt has carried it.
-        Divide by `input_tokens` for the ideal hit rate.
         """
         cache = PrefixCache()
         block_tokens = self.header.block_tokens
@@ -199,6 +198,18 @@ class Trace:
             hits[row] = cache.match(runs)
             cache.insert(runs)
         return np.minimum(hits * block_tokens, self.input_tokens).astype(np.int32)
+
+    @cached_property
+    def ideal_hit_rates(self) -> NDArray[np.float64]:
+        """Ideal hits over input tokens, each turn: 0 to 1."""
+        rates: NDArray[np.float64] = self.ideal_hit_tokens / self.input_tokens
+        return rates
+
+    @property
+    def ideal_hit_token_weighted(self) -> float:
+        """Ideal hits of all turns over input tokens of all turns."""
+        hits, inputs = self.ideal_hit_tokens, self.input_tokens
+        return float(hits.sum(dtype=np.int64) / inputs.sum(dtype=np.int64))
 
     @cached_property
     def digest(self) -> str:

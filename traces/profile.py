@@ -37,16 +37,14 @@ class Profile:
 
 def profile(trace: Trace) -> Profile:
     """The figures of one trace."""
-    rates = trace.ideal_hit_tokens / trace.input_tokens
+    rates = trace.ideal_hit_rates
     counts = np.bincount(metrics.hit_bin(rates), minlength=len(metrics.HIT_LABELS))
     delays = trace.column("delay_s")
     return Profile(
         requests=len(trace),
         sessions=trace.sessions,
         ideal_hit_mean=float(rates.mean()),
-        ideal_hit_token_weighted=float(
-            trace.ideal_hit_tokens.sum(dtype=np.int64) / trace.input_tokens.sum(dtype=np.int64)
-        ),
+        ideal_hit_token_weighted=trace.ideal_hit_token_weighted,
         above_95=float((rates > metrics.HIT_EDGES[2]).mean()),
         bins=tuple((counts / len(trace)).tolist()),
         input_tokens=_ranks(trace.input_tokens),
