@@ -6,10 +6,18 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from harness import __version__
-from harness.errors import EXIT_BAD_INPUT, EXIT_GOOD, EXIT_INTERRUPTED, HarnessError
+from harness.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_GOOD,
+    EXIT_INTERRUPTED,
+    ConfigError,
+    HarnessError,
+)
 
 _HELP = """\
 Replay agent traffic against LLM serving systems and see what it costs them.
@@ -70,26 +78,38 @@ def _run(overrides: list[str]) -> int:
     def task(config: DictConfig) -> None:
         from harness.run import run
 
-        out = Path(config.out)
         job = HydraConfig.get()
-        if job.mode == RunMode.MULTIRUN:
-            out /= str(job.job.num)
-        codes.append(_guarded(lambda: _explained(lambda: run(config, out, _say))))
+        number = str(job.job.num) if job.mode == RunMode.MULTIRUN else ""
+        codes.append(_guarded(lambda: _explained(lambda: run(config, _out(config, number), _say))))
+        if codes[-1] == EXIT_INTERRUPTED:
+            raise KeyboardInterrupt  # the rest of a sweep is not wanted either
 
+    if {"-m", "--multirun"} & set(overrides) and not any(o.startswith("out=") for o in overrides):
+        overrides = [
+            *overrides,
+            f"out=runs/{datetime.now().astimezone():%Y%m%d-%H%M%S}",
+        ]  # one for all jobs
     sys.argv = ["relaybench", *overrides]
     try:
         hydra.main(version_base="1.3", config_path="pkg://conf", config_name="run")(task)()
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         print(f"relaybench: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     return max(codes, default=EXIT_GOOD)
+
+
+def _out(config: Any, job: str) -> Path:
+    """Where this job's run goes: a folder in `out` for each of a sweep."""
+    if not isinstance(config.out, str) or not config.out:
+        raise ConfigError(f"out is {config.out!r}: name a new folder")
+    return Path(config.out) / job
 
 
 def _explained(work: Callable[[], int]) -> int:
     """As `work`, with what the configuration library says about a setting as our own error."""
     from omegaconf.errors import OmegaConfBaseException
-
-    from harness.errors import ConfigError
 
     try:
         return work()
@@ -106,7 +126,7 @@ def _report(paths: list[Path], out: Path) -> int:
     with initialize_config_module("conf", version_base="1.3"):
         config = compose("run")
     runs = [run for path in paths for run in result.find_runs(path)]
-    page = build(config.page, "page")
+    page = build(config, "page")
     _say(f"Report: {page.render(runs, result.create(out))}")
     return EXIT_GOOD
 

@@ -11,6 +11,7 @@ when all tasks wait and no timer is set, nothing can happen any more: `DeadlockE
 from __future__ import annotations
 
 import asyncio
+import math
 import selectors
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,11 @@ from typing import Any
 from harness.errors import DeadlockError
 
 _TICKS_PER_S = 1_000_000_000
+
+
+def early_s(now_s: float) -> float:
+    """How much before its time a timer may fire: a tick, or what a float of this size can tell."""
+    return max(1 / _TICKS_PER_S, 2 * math.ulp(now_s))
 
 
 class _Jump(selectors.BaseSelector):
@@ -69,6 +75,18 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
         return self._jump.now_ticks / _TICKS_PER_S
+
+    @property
+    def _clock_resolution(self) -> float:
+        """What asyncio allows for when it asks whether a timer is due.
+
+        A constant would be lost in rounding after half a year, and the loop would spin.
+        """
+        return early_s(self.time())
+
+    @_clock_resolution.setter
+    def _clock_resolution(self, value: float) -> None:
+        """Asyncio sets that of the system's clock, which is not ours."""
 
     def jump(self, when_s: float) -> bool:
         """Move the clock to `when_s` if nothing else would happen first; else leave it.

@@ -110,6 +110,8 @@ class Job:
         reasons += [f"{counts.failed} requests failed"] if counts.failed else []
         reasons += [f"{counts.unsent} requests were never sent"] if counts.unsent else []
         summary = metrics.summarise(records, self.window, self.name)
+        if not summary.column("measured")[0].as_py():
+            reasons.append("no request was measured: the window leaves out all that were sent")
         result.write_table(summary, self.path / result.SUMMARY_FILE)
         self._manifest["counts"] = {k: v for k, v in asdict(counts).items() if k != "broken"}
         self._manifest["validity"] = {"valid": not reasons, "reasons": reasons}
@@ -144,6 +146,10 @@ def _headline(name: str, row: dict[str, Any], wall_s: float) -> str:
     small = "" if row["p99_supported"] else f" (too few for a P99: {row['measured']} requests)"
     return (
         f"{name}: {row['ok']:,} of {row['scheduled']:,} requests ok; TTFT P50/P90/P99 {ttft} s"
-        f"{small}; {row['requests_per_s'] or 0:.2f} requests/s, "
-        f"{row['output_tokens_per_s'] or 0:,.0f} output tokens/s; took {wall_s:.1f} s"
+        f"{small}; {_rate(row['requests_per_s'], '.2f')} requests/s, "
+        f"{_rate(row['output_tokens_per_s'], ',.0f')} output tokens/s; took {wall_s:.1f} s"
     )
+
+
+def _rate(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

@@ -1,10 +1,15 @@
-"""`run.json`: all that must be known to repeat a run or to doubt it. Never a secret."""
+"""`run.json`: all that must be known to repeat a run or to doubt it. Never a secret.
+
+Secrets belong in the environment (`${oc.env:API_KEY}`), and interpolations are kept as written. One
+that was given in the clear all the same is struck out by its name.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
+import re
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -16,10 +21,31 @@ from harness.trace import Trace
 _DISTRIBUTIONS = ("relaybench", "numpy", "pyarrow", "pandas", "hydra-core", "httpx", "locust")
 
 
+_SECRET = re.compile(
+    r"""(?ix) ( [\w.-]*
+        (?: key | token | secret | password | passwd | credentials? | authorization )
+        ["']? \s* [:=] \s* ) (?! \s | ["']? \$\{ ) ( "[^"]*" | '[^']*' | [^\s,}\]]+ )"""
+)
+_STRUCK = "(struck out: give secrets by the environment)"
+
+
+def without_secrets(text: str) -> str:
+    """The same, with the values of names that end in `key`, `token`, `password` ... struck out.
+
+    Numbers and null stay: `per_token: 4444` is no secret.
+    """
+
+    def strike(found: re.Match[str]) -> str:
+        harmless = re.fullmatch(r"[-+.\deE_]+|null|true|false|\?\?\?", found[2])
+        return found[0] if harmless else found[1] + _STRUCK
+
+    return _SECRET.sub(strike, text)
+
+
 def asked(config: DictConfig) -> dict[str, Any]:
     """What the person asked for, as composed: interpolations are kept, so no secret is read."""
     return {
-        "command": ["relaybench", *sys.argv[1:]],
+        "command": [without_secrets(each) for each in ("relaybench", *sys.argv[1:])],
         "seed": config.seed,
         "pacing": OmegaConf.to_container(config.pacing, resolve=False),
         "timeout_s": config.timeout_s,

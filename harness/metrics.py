@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from harness.errors import ConfigError
 from harness.record import CANCELLED, FAILED, OK, UNSENT
+from harness.settings import number
 
 HIT_EDGES = (0.0, 0.90, 0.95, 0.97, 0.98, 0.99, 0.995, 1.0)
 """Seven bins of the prefix-hit rate: each holds its lower edge, the last holds 1 too. The outer
@@ -92,12 +92,15 @@ class Window:
 
     def __post_init__(self) -> None:
         for name in ("warmup_s", "cooldown_s"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"window.{name} is {getattr(self, name)}: give 0 s or more")
+            number(f"window.{name}", getattr(self, name), least=0)
 
-    def bounds(self, scheduled_s: NDArray[np.float64]) -> tuple[float, float]:
-        """(first, last) scheduled time that is measured, s. NaN where nothing was scheduled."""
-        known = scheduled_s[~np.isnan(scheduled_s)]
+    def bounds(self, records: pa.Table) -> tuple[float, float]:
+        """(first, last) scheduled time that is measured, s. NaN where nothing was sent.
+
+        What was never sent does not count: of an interrupted run the window is what happened.
+        """
+        sent = ~np.isnan(column(records, "sent_s"))
+        known = column(records, "scheduled_s")[sent]
         if not len(known):
             return math.nan, math.nan
         return float(known.min()) + self.warmup_s, float(known.max()) - self.cooldown_s
@@ -142,7 +145,7 @@ def status_is(records: pa.Table, status: str) -> NDArray[np.bool_]:
 def measured(records: pa.Table, window: Window) -> NDArray[np.bool_]:
     """Which records count: sent, and scheduled within the window: (rows,)."""
     scheduled_s = column(records, "scheduled_s")
-    first_s, last_s = window.bounds(scheduled_s)
+    first_s, last_s = window.bounds(records)
     return (scheduled_s >= first_s) & (scheduled_s <= last_s) & ~np.isnan(column(records, "sent_s"))
 
 
@@ -170,7 +173,7 @@ def summarise(records: pa.Table, window: Window, backend: str) -> pa.Table:
     Rates are over the window, by the tokens served to requests that were scheduled in it.
     """
     inside = measured(records, window)
-    bounds = window.bounds(column(records, "scheduled_s"))
+    bounds = window.bounds(records)
     ideal = column(records, "ideal_hit_tokens") / column(records, "input_tokens")
     bins = hit_bin(ideal)
     strata = {"all": np.ones(len(inside), bool)}
@@ -246,8 +249,9 @@ def _rates(records: pa.Table, bounds: tuple[float, float]) -> dict[str, float]:
     ideal = column(records, "ideal_hit_tokens") / inputs
     return {
         "requests_per_s": good.num_rows * per_s,
-        "input_tokens_per_s": float(np.nansum(column(good, "served_input_tokens"))) * per_s,
-        "output_tokens_per_s": float(np.nansum(column(good, "served_output_tokens"))) * per_s,
+        # NaN, and so null, where any answer came without its count: a sum would be too low.
+        "input_tokens_per_s": float(column(good, "served_input_tokens").sum()) * per_s,
+        "output_tokens_per_s": float(column(good, "served_output_tokens").sum()) * per_s,
         "ideal_hit_mean": float(ideal.mean()) if len(ideal) else math.nan,
         "served_hit_mean": float(served.mean()) if len(served) else math.nan,
         "window_start_s": first_s,

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.errors import ConfigError
+from harness.settings import number, whole
 from harness.trace import Trace
 
 
@@ -40,10 +41,7 @@ class Scaled:
     """As recorded, with time running `speed` times as fast, delays inside sessions included."""
 
     def __init__(self, speed: float) -> None:
-        if not 0 < speed < np.inf:
-            raise ConfigError(
-                f"pacing.speed is {speed}: give a number above 0, 2 for twice as fast"
-            )
+        number("pacing.speed", speed, above=0, most=1e9)
         self.speed = speed
 
     def plan(self, trace: Trace, random: np.random.Generator) -> Plan:  # noqa: ARG002 - nothing is drawn
@@ -73,8 +71,7 @@ class Poisson:
     """
 
     def __init__(self, requests_per_s: float) -> None:
-        if not 0 < requests_per_s < np.inf:
-            raise ConfigError(f"pacing.requests_per_s is {requests_per_s}: give a number above 0")
+        number("pacing.requests_per_s", requests_per_s, above=0, most=1e9)
         self.requests_per_s = requests_per_s
 
     def plan(self, trace: Trace, random: np.random.Generator) -> Plan:
@@ -90,8 +87,7 @@ class Closed:
     """A closed loop: `sessions` at a time; when one ends the next starts at once."""
 
     def __init__(self, sessions: int) -> None:
-        if sessions < 1:
-            raise ConfigError(f"pacing.sessions is {sessions}: give 1 or more")
+        whole("pacing.sessions", sessions, least=1)
         self.sessions = sessions
 
     def plan(self, trace: Trace, random: np.random.Generator) -> Plan:  # noqa: ARG002 - nothing is drawn

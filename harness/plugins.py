@@ -2,34 +2,54 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
+from collections.abc import Callable
 from typing import Any
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from harness.errors import ConfigError, HarnessError, InstallError
 
 
-def build(config: DictConfig, where: str) -> Any:
-    """What `config` describes; `where` is its place in the configuration, for messages.
+def build(config: DictConfig, where: str, *, without: str = "", **more: Any) -> Any:
+    """What stands at `where` in the whole configuration, less the key `without`, and `more`.
 
     Raises `ConfigError` for a setting that is missing, unknown or refused, `InstallError` where
     the target's package is not the one that was meant, and the target's own `HarnessError`.
+
+    Built from a copy of it all: Hydra resolves what an interpolation points at where it stands,
+    and in the original that would put what the environment says, secrets too, into the
+    configuration that is written down.
     """
     try:
-        return instantiate(config, _convert_="all")
+        part = OmegaConf.select(copy.deepcopy(config), where)
+        if not isinstance(part, DictConfig):
+            raise ConfigError(f"{where} is {part!r}: it must name a _target_")
+        with open_dict(part):
+            part.pop(without, None)
+            part.update(more)
+        return instantiate(part, _convert_="all")
     except MissingMandatoryValue as error:
         raise ConfigError(f"{error.full_key} has no value: add {error.full_key}=...") from error
     except OmegaConfBaseException as error:
         raise ConfigError(f"{where}: {error}") from error
     except InstantiationException as error:
-        raise _explain(error, config, where) from error
+        raise _explain(error, OmegaConf.select(config, f"{where}._target_"), where) from error
 
 
-def _explain(error: InstantiationException, config: DictConfig, where: str) -> HarnessError:
+def apply(made: Callable[..., Any], argument: Any, where: str) -> Any:
+    """`made(argument)`, where `made` was built with settings that only now meet their function."""
+    try:
+        return made(argument)
+    except TypeError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _explain(error: InstantiationException, target: Any, where: str) -> HarnessError:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, HarnessError):
@@ -37,8 +57,7 @@ def _explain(error: InstantiationException, config: DictConfig, where: str) -> H
         if isinstance(cause, OmegaConfBaseException | TypeError):
             return ConfigError(f"{where}: {cause}")
         cause = cause.__cause__
-    target = str(OmegaConf.select(config, "_target_") or "")
-    package = target.split(".", maxsplit=1)[0]
+    package = str(target).split(".", maxsplit=1)[0]
     owners = importlib.metadata.packages_distributions().get(package, [])
     if len(set(owners)) > 1:
         return InstallError(

@@ -107,6 +107,8 @@ class PrefixCache:
                 while marks and marks[-1][0] <= length:
                     marks.pop()
                 marks.append((length, use))
+                if self._limit is not None and not chain.queued:
+                    self._enqueue(chain, marks[0][1])
             parent, left_at = chain, length
         self.held += new
         if self._limit is not None and self.held > self._limit:

@@ -43,7 +43,7 @@ class Record(NamedTuple):
     """The first token that is not reasoning."""
     last_token_s: float | None
     gaps_us: NDArray[np.int32] | None
-    """Microseconds between one token and the next: (served output tokens - 1,)."""
+    """Microseconds from one token to the next, 2^31 - 1 at most: (served output tokens - 1,)."""
     served_input_tokens: int | None
     served_output_tokens: int | None
     served_hit_tokens: int | None

@@ -2,8 +2,8 @@
 
 One asyncio program for every backend and both clocks. The turns that are due stand in one heap
 behind one timer of the loop; a turn in flight is one task. A turn falls due its delay after the
-last of its parents ended, where they ended well; after a failure the rest of the session is not
-sent, since no agent could have gone on.
+last of its parents ended, where they ended well; after a failure all that waits for it, directly
+or not, is not sent, since no agent could have gone on.
 
 Every turn of the trace gets exactly one record, whatever happens: answered, failed, cancelled by
 an interruption, or unsent.
@@ -20,13 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.backend import Backend, Chunk, Request, Served
+from harness.clock import early_s
 from harness.errors import BackendError, BadStream, RequestTimeout
 from harness.pacing import Plan, first_arrivals
 from harness.record import CANCELLED, FAILED, OK, UNSENT, Record
 from harness.trace import Trace
-
-_EARLY_S = 1e-9
-"""A timer may fire this much early: the virtual clock's tick."""
 
 
 class Replay:
@@ -51,6 +49,7 @@ class Replay:
         self._armed_s = np.inf
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._left = len(trace)
+        self._closing = False
         self._read_columns()
         self._read_gates()
 
@@ -106,7 +105,8 @@ class Replay:
             await self._wind_up()
 
     async def _wind_up(self) -> None:
-        """Cancel what is in flight and record what was never sent."""
+        """Send nothing more, cancel what is in flight and record what was never sent."""
+        self._closing = True
         if self._timer is not None:
             self._timer.cancel()
         tasks = list(self._tasks.values())
@@ -129,7 +129,7 @@ class Replay:
 
     def _arm(self) -> None:
         """One timer, for the earliest turn due."""
-        if not self._due or self._due[0][0] >= self._armed_s:
+        if self._closing or not self._due or self._due[0][0] >= self._armed_s:
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -138,7 +138,8 @@ class Replay:
 
     def _fire(self) -> None:
         self._timer, self._armed_s = None, np.inf
-        limit_s = self._loop.time() - self._zero_s + _EARLY_S
+        now_s = self._loop.time()
+        limit_s = now_s - self._zero_s + early_s(now_s)
         due = self._due
         while due and due[0][0] <= limit_s:
             _, row = heapq.heappop(due)
@@ -201,11 +202,17 @@ class Replay:
         except BackendError as error:
             self._record(row, sent_s, chunks, FAILED, f"{type(error).__name__}: {error}")
             self._broke(row, self._loop.time() - self._zero_s)
-        except asyncio.CancelledError:
-            self._record(row, sent_s, chunks, CANCELLED, "the run was interrupted")
-            raise
-        except Exception as error:
-            if not self._recorded[row]:  # else the disk failed, and not the request
+        except BaseException as error:
+            if self._recorded[row]:  # the disk failed, and not the request
+                raise
+            if isinstance(error, asyncio.CancelledError):
+                if not self._closing:  # not ours: the backend let go of it by itself
+                    self._record(row, sent_s, chunks, FAILED, "the backend cancelled it")
+                    self._broke(row, self._loop.time() - self._zero_s)
+                    self._arm()
+                    return
+                self._record(row, sent_s, chunks, CANCELLED, "the run was interrupted")
+            else:
                 self._record(row, sent_s, chunks, CANCELLED, f"{type(error).__name__}: {error}")
             raise
         else:
@@ -258,7 +265,8 @@ class Replay:
         if len(times_s):
             first_s = float(times_s[0]) - zero_s
             last_s = float(times_s[-1]) - zero_s
-            gaps_us = np.diff(np.rint(times_s * 1e6).astype(np.int64)).astype(np.int32)
+            stamps_us: NDArray[np.int64] = np.rint(times_s * 1e6).astype(np.int64)
+            gaps_us = np.minimum(stamps_us[1:] - stamps_us[:-1], _LONGEST_GAP_US).astype(np.int32)
             answer_s = next(
                 (float(c.times_s[0]) - zero_s for c in chunks if c.answer and len(c.times_s)), None
             )
@@ -292,13 +300,16 @@ class Replay:
                 _since(zero_s, served.handoff_s),
                 served.relay_tokens,
                 status,
-                error,
+                # Half a character in a server's words must not cost anyone's record.
+                error and error.encode("utf-8", "backslashreplace").decode(),
             )
         )
         return last_s if last_s is not None else self._loop.time() - zero_s
 
 
 _NOTHING_SERVED = Served()
+_LONGEST_GAP_US = 2**31 - 1
+"""Gaps are 32 bits wide: one of more than 35 minutes is kept as 35 minutes."""
 
 
 async def _gather(answer: AsyncIterator[Chunk], chunks: list[Chunk]) -> None:

@@ -11,7 +11,9 @@ an open Parquet file is not.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -31,6 +33,7 @@ MANIFEST = "run.json"
 SUMMARY_FILE = "summary.parquet"
 RECORDS = "records"
 
+_NEEDED = ("backend", "trace", "window", "clock", "validity", "partial", "started")
 _BATCH_ROWS = 4_000
 _PART_ROWS = 100_000
 _FLUSH_S = 0.5
@@ -53,10 +56,28 @@ def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
     """Replace `run.json` in one step, so that it is whole at any moment."""
     try:
         fresh = path / f"{MANIFEST}.new"
-        fresh.write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        text = json.dumps(_finite(manifest), indent=2, allow_nan=False)
+        fresh.write_text(text + "\n", encoding="utf-8")
         fresh.replace(path / MANIFEST)
     except OSError as error:
         raise ResultError(f"{path / MANIFEST} cannot be written: {error.strerror}") from error
+
+
+def _finite(value: Any) -> Any:
+    """The same, with infinity and NaN as words: JSON has no numbers for them."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_text(path: Path, text: str) -> None:
+    """A small file of words. Raises `ResultError`."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ResultError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def write_table(table: pa.Table, path: Path) -> None:
@@ -142,17 +163,20 @@ class RecordWriter:
             count = len(self._rows)
             if not count or self._error is not None:
                 return
-            self._guard(lambda: self._write([self._rows.popleft() for _ in range(count)]))
+            self._guard(lambda: self._write(list(itertools.islice(self._rows, count))))
+            if self._error is None:
+                for _ in range(count):
+                    self._rows.popleft()
 
     def _guard(self, write: Any) -> None:
         try:
             write()
-        except (OSError, pa.ArrowException) as error:
+        except ResultError as error:
+            self._error = error
+        except Exception as error:  # noqa: BLE001 - whatever it is, the replay must hear of it
             self._error = ResultError(
                 f"{self._folder} cannot be written any more: {error}. What was written is kept"
             )
-        except ResultError as error:
-            self._error = error
 
     def _write(self, rows: list[Record]) -> None:
         if self._stream is None:
@@ -199,6 +223,11 @@ class Run:
             raise ResultError(f"{path} is not a run: it has no {MANIFEST}") from None
         except (OSError, ValueError) as error:
             raise ResultError(f"{path / MANIFEST} cannot be read: {error}") from error
+        missing = [key for key in _NEEDED if not isinstance(manifest, dict) or key not in manifest]
+        if missing:
+            raise ResultError(
+                f"{path / MANIFEST} lacks {', '.join(missing)}: it is not one that relaybench wrote"
+            )
         return cls(path, manifest)
 
     @property
@@ -250,6 +279,8 @@ def _parts(folder: Path) -> list[Path]:
 
 
 def _read_part(path: Path, schema: pa.Schema) -> pa.Table:
+    if not path.exists():  # a run that goes on has just made it Parquet
+        path = path.with_suffix(".parquet")
     try:
         if path.suffix == ".parquet":
             table = pq.read_table(path, columns=schema.names)

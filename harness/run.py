@@ -8,17 +8,19 @@ out/
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from harness import manifest, metrics, result
 from harness.errors import EXIT_GOOD, EXIT_INTERRUPTED, ConfigError
 from harness.job import Job
 from harness.pacing import Pacing
-from harness.plugins import build
+from harness.plugins import apply, build
 from harness.seed import stream
+from harness.settings import number, whole
 from harness.trace import Trace
 
 
@@ -28,12 +30,13 @@ def run(config: DictConfig, out: Path, say: Callable[[str], None]) -> int:
     An interruption keeps what was gathered, marks that run partial, draws no page and returns 130.
     """
     _check(config)
+    written = manifest.without_secrets(OmegaConf.to_yaml(config, resolve=False))
     trace = load_trace(config)
     say(describe(trace))
     todo = jobs(config, trace, out)
-    page = build(config.page, "page")
+    page = build(config, "page")
     result.create(out)
-    OmegaConf.save(config, out / "config.yaml", resolve=False)
+    result.write_text(out / "config.yaml", written)
     code = EXIT_GOOD
     for job in todo:
         code = max(code, job.run(say))
@@ -45,9 +48,10 @@ def run(config: DictConfig, out: Path, say: Callable[[str], None]) -> int:
 
 def load_trace(config: DictConfig) -> Trace:
     """The trace that the configuration names, after its transforms."""
-    trace: Trace = build(config.trace, "trace")
+    trace: Trace = build(config, "trace")
     for name in config.transform or {}:
-        trace = build(config.transform[name], f"transform.{name}")(trace)
+        where = f"transform.{name}"
+        trace = apply(build(config, where), trace, where)
     return trace
 
 
@@ -56,7 +60,8 @@ def describe(trace: Trace) -> str:
     ideal = trace.ideal_hit_rates
     line = (
         f"Trace {trace.header.format}: {len(trace):,} requests in {trace.sessions:,} sessions; "
-        f"ideal hit rate {ideal.mean():.1%} mean, {trace.ideal_hit_token_weighted:.1%} token-weighted, "
+        f"ideal hit rate {ideal.mean():.1%} mean, "
+        f"{trace.ideal_hit_token_weighted:.1%} token-weighted, "
         f"{(ideal > metrics.HIT_EDGES[2]).mean():.1%} of requests above 95%"
     )
     changes = ", ".join(f"{name} {count:,}" for name, count in trace.header.changes.items())
@@ -65,36 +70,35 @@ def describe(trace: Trace) -> str:
 
 def _check(config: DictConfig) -> None:
     """The settings that no `_target_` takes."""
-    if not isinstance(config.seed, int) or config.seed < 0:
-        raise ConfigError(f"seed is {config.seed!r}: give a whole number, 0 or more")
-    if config.timeout_s is not None and not config.timeout_s > 0:
-        raise ConfigError(f"timeout_s is {config.timeout_s}: give seconds above 0, or null")
+    whole("seed", config.seed, least=0)
+    if config.timeout_s is not None:
+        number("timeout_s", config.timeout_s, above=0, most=1e9)
     if not config.backend:
         raise ConfigError("no backend is chosen: add backend=pdd, or backend=[in_dc,cross_dc,pdd]")
 
 
 def jobs(config: DictConfig, trace: Trace, out: Path) -> list[Job]:
     """One a backend, all built before the first runs, so that a bad setting costs no run."""
-    pacing: Pacing = build(config.pacing, "pacing")
+    pacing: Pacing = build(config, "pacing")
     plan = pacing.plan(trace, stream(config.seed, "pacing"))
-    window: metrics.Window = build(config.window, "window")
+    window: metrics.Window = build(config, "window")
     built = []
     for name in config.backend:
         where = f"backend.{name}"
-        entry = config.backend[name].copy()
-        with open_dict(entry):
-            loop = entry.pop("loop", None)
-            if loop is None:
-                raise ConfigError(f"{where}.loop is missing: name the loop that owns time")
-            loop._partial_ = True
+        entry = config.backend[name]
+        if not isinstance(entry, DictConfig) or not isinstance(entry.get("loop"), DictConfig):
+            raise ConfigError(f"{where}.loop is missing: name the loop that owns time")
+        loop = build(config, f"{where}.loop", _partial_=True)
+        if not issubclass(loop.func, asyncio.AbstractEventLoop):
+            raise ConfigError(f"{where}.loop is {loop.func!r}: name a loop of asyncio")
         built.append(
             Job(
                 name=str(name),
                 path=out / str(name),
                 trace=trace,
                 plan=plan,
-                backend=build(entry, where),
-                loop=build(loop, f"{where}.loop"),
+                backend=build(config, where, without="loop"),
+                loop=loop,
                 window=window,
                 timeout_s=config.timeout_s,
                 asked=manifest.asked(config),

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from harness import settings
 from harness.errors import ConfigError
 from harness.trace import Header, Trace, build_table
 
@@ -99,21 +100,17 @@ class Shape:
                 draw = Draw(**value)
                 object.__setattr__(self, field.name, draw)
                 for part, number in asdict(draw).items():
-                    _require(f"shape.{field.name}.{part}", number, 1 if "share" in part else inf)
+                    _limit(f"{field.name}.{part}", number)
             else:
-                _require(f"shape.{field.name}", value, 1 if "share" in field.name else inf)
+                _limit(field.name, value)
         if self.turns_mean < 1 or self.turns_shape <= 0:
             raise ConfigError("trace.shape.turns_mean must be 1 or more, turns_shape above 0")
         for name in ("context_limit_tokens", "prefix_tokens", "prefix_spread_tokens"):
-            _require(f"shape.{name}", getattr(self, name), _MOST_TOKENS)
+            settings.number(f"trace.shape.{name}", getattr(self, name), least=0, most=_MOST_TOKENS)
 
 
-def _require(name: str, value: float, most: float, least: float = 0) -> None:
-    number: object = value
-    good = isinstance(number, int | float) and not isinstance(number, bool)
-    if not good or not least <= value <= most:
-        wanted = f"{least:g} or more" if most == inf else f"{least:g} to {most:g}"
-        raise ConfigError(f"trace.{name} is {value!r}: give a number, {wanted}")
+def _limit(name: str, value: object) -> None:
+    settings.number(f"trace.shape.{name}", value, least=0, most=1 if "share" in name else inf)
 
 
 def generate(
@@ -133,17 +130,12 @@ def generate(
     to a session. `recorded_s`, which only orders the trace, takes an answer to last `nominal_s`
     and `nominal_token_s` a token.
     """
-    for name, count, least in (
-        ("sessions", sessions, 1),
-        ("seed", seed, 0),
-        ("products", products, 0),
-    ):
-        _require(name, count, inf, least)
-        if not isinstance(count, int):
-            raise ConfigError(f"trace.{name} is {count!r}: give a whole number")
-    _require("session_rate_per_s", session_rate_per_s, inf, 1e-9)
-    _require("nominal_s", nominal_s, _LONGEST_S)
-    _require("nominal_token_s", nominal_token_s, _LONGEST_S)
+    settings.whole("trace.sessions", sessions, least=1)
+    settings.whole("trace.seed", seed, least=0)
+    settings.whole("trace.products", products, least=0)
+    settings.number("trace.session_rate_per_s", session_rate_per_s, above=0, most=1e9)
+    settings.number("trace.nominal_s", nominal_s, least=0, most=_LONGEST_S)
+    settings.number("trace.nominal_token_s", nominal_token_s, least=0, most=_LONGEST_S)
     prefixes = _product_prefixes(shape, products, seed)
     columns = _Columns(prefixes)
     start_s = 0.0

@@ -7,14 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from harness.errors import ConfigError
+from harness.settings import number, whole
 from harness.trace import Trace
 
 
 def cap_delays(trace: Trace, max_s: float) -> Trace:
     """No delay above `max_s`: think times in real traces reach 21 hours."""
-    if not max_s >= 0:
-        raise ConfigError(f"transform.cap_delays.max_s is {max_s}: give 0 s or more")
+    number("transform.cap_delays.max_s", max_s, least=0)
     delays = trace.column("delay_s")
     long = delays > max_s
     capped = pa.array(np.where(long, max_s, delays), from_pandas=True)
@@ -25,12 +24,18 @@ def cap_delays(trace: Trace, max_s: float) -> Trace:
 
 
 def first_sessions(trace: Trace, sessions: int) -> Trace:
-    """The sessions numbered below `sessions`. Block ids keep their numbers, with gaps."""
-    if sessions < 1:
-        raise ConfigError(f"transform.first_sessions.sessions is {sessions}: give 1 or more")
-    kept = trace.session < sessions
+    """The sessions that begin first. Block ids keep their numbers, with gaps."""
+    whole("transform.first_sessions.sessions", sessions, least=1)
+    _, begins = np.unique(trace.session, return_index=True)
+    rank = np.empty(trace.sessions, np.int32)
+    rank[np.argsort(begins)] = np.arange(trace.sessions)
+    number_of = rank[trace.session]
+    kept = number_of < sessions
     row = np.cumsum(kept) - 1
-    table = trace.table.filter(pa.array(kept))
+    schema = trace.table.schema
+    column = schema.get_field_index("session")
+    table = trace.table.set_column(column, schema.field("session"), pa.array(number_of))
+    table = table.filter(pa.array(kept))
     offsets, parents = trace.parents()
     counts = np.diff(offsets)
     mine = np.repeat(kept, counts)

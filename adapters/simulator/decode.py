@@ -66,6 +66,8 @@ class DecodePool:
     def __init__(
         self, cards: float, kv_bytes: float, cost: DecodeCost, kv: KvBytes, speed: float = 1.0
     ) -> None:
+        require(isinstance(cost, DecodeCost), "decode.cost", cost, "a model's decode cost")
+        require(isinstance(kv, KvBytes), "decode.kv", kv, "a model's KV bytes")
         require(cards > 0, "decode.cards", cards, "a number above 0")
         require(kv_bytes > 0, "decode.kv_bytes", kv_bytes, "bytes above 0")
         require(speed > 0, "decode.speed", speed, "a factor above 0")
@@ -81,6 +83,7 @@ class DecodePool:
         self._groups = self.cards / self.GROUP
         self._kv_tokens = self.kv_bytes / self.kv.per_token
         self._held_tokens = 0
+        self._reserved_tokens = 0
         self._waiting: deque[Sequence] = deque()
         self._joining: list[Sequence] = []
         self._leaving: list[Sequence] = []
@@ -100,8 +103,8 @@ class DecodePool:
         self._start_s = 0.0
         self._first_s = 0.0
         self._growth_s = 0.0
-        self._extra_s = 0.0
-        """What newcomers add to the step to come."""
+        self._newcomers: list[Sequence] = []
+        """Those that have joined and not yet done a step."""
         self.emitted_tokens = 0
 
     @property
@@ -114,9 +117,16 @@ class DecodePool:
         """Requests that wait for memory."""
         return len(self._waiting)
 
-    def has_room(self, tokens: int) -> bool:
-        """Whether a request of so many tokens, answer included, would be admitted at once."""
-        return not self._waiting and self._held_tokens + tokens <= self._kv_tokens
+    def reserve(self, tokens: int) -> bool:
+        """Keep room for a request that will come, if there is room for it now."""
+        if self._waiting or self._held_tokens + self._reserved_tokens + tokens > self._kv_tokens:
+            return False
+        self._reserved_tokens += tokens
+        return True
+
+    def give_up(self, tokens: int) -> None:
+        """Undo a reservation: the request comes now, or never."""
+        self._reserved_tokens -= tokens
 
     def join(self, sequence: Sequence) -> None:
         """Queue a request; it joins at the end of the step in progress once its KV fits."""
@@ -219,7 +229,7 @@ class DecodePool:
         ends_s += self._first_s
         ends_s *= numbers[1 : steps + 1]
         ends_s += self._start_s
-        self._extra_s = 0.0
+        self._newcomers.clear()
         self._step += steps
         self._context += steps * self._batch
         self.emitted_tokens += steps * self._batch
@@ -274,8 +284,19 @@ class DecodePool:
             self._oldest.append(sequence)
             self._batch += 1
             self._context += sequence.context
-            self._extra_s += sequence.extra_s
+        self._newcomers += self._joining
         self._joining.clear()
+
+    def _extra_s(self) -> float:
+        """What newcomers' extended steps add to the step to come.
+
+        Groups are in lock-step, so they all take as long as the group with most to do: the
+        longest of the extras, or their even share where there are more of them than groups.
+        """
+        extras_s = [each.extra_s for each in self._newcomers if each.extra_s and not each.gone]
+        if not extras_s:
+            return 0.0
+        return max(*extras_s, sum(extras_s) / self._groups) / self.speed
 
     def _begin(self) -> None:
         """Plan the stretch up to the next member's end; newcomers' extra makes one of one step."""
@@ -284,10 +305,11 @@ class DecodePool:
         context_s = self.cost.d2_s * share / batch / self.speed
         self._start_s = self._engine.now_s
         self._first_s = self.cost.batch_s(share) / self.speed + context_s * self._context
-        self._first_s += self._extra_s
+        extra_s = self._extra_s()
+        self._first_s += extra_s
         self._growth_s = context_s * batch
         ends = self._ends
         while ends[0][2].gone:
             heapq.heappop(ends)
-        steps = 1 if self._extra_s else ends[0][0] - self._step
+        steps = 1 if extra_s else ends[0][0] - self._step
         self._engine.at(self._end_s(steps), self._change, self._new_plan(steps))

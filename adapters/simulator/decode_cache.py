@@ -11,6 +11,7 @@ class DecodeCache:
     """Past prompts kept where decoding happens; with `drc` off every prompt is sent whole."""
 
     def __init__(self, kv: KvBytes, drc: bool, cache_bytes: float) -> None:
+        require(isinstance(kv, KvBytes), "cache.kv", kv, "a model's KV bytes")
         require(cache_bytes >= 0, "cache.cache_bytes", cache_bytes, "0 or more")
         self.kv = kv
         self.drc = drc

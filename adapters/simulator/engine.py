@@ -16,8 +16,7 @@ from itertools import count
 from math import inf
 from typing import Any
 
-_EARLY_S = 1e-9
-"""A loop may call this much early: the virtual clock's tick."""
+from harness.clock import early_s
 
 
 class Engine:
@@ -31,6 +30,8 @@ class Engine:
         self._timer: asyncio.TimerHandle | None = None
         self._armed_s = inf
         self._firing = False
+        self.broke: Callable[[Exception], None] | None = None
+        """Told of an error in an action: whoever waits for an answer must not wait for ever."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Live on this loop from now on."""
@@ -63,7 +64,8 @@ class Engine:
 
     def _fire(self) -> None:
         self._timer, self._armed_s = None, inf
-        limit_s = self._loop.time() + _EARLY_S
+        limit_s = self._loop.time()
+        limit_s += early_s(limit_s)
         events, jump = self._events, self._jump
         self._firing = True
         try:
@@ -71,6 +73,10 @@ class Engine:
                 time_s, _, action, arguments = heapq.heappop(events)
                 self.now_s = time_s
                 action(*arguments)
+        except Exception as error:
+            if self.broke is None:
+                raise
+            self.broke(error)
         finally:
             self._firing = False
             if events:

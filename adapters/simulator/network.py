@@ -47,7 +47,8 @@ class Link:
         flow_bps: float | None = None,
         ramp: bool = False,
     ) -> None:
-        require(bandwidth_bps > 0, "bandwidth_bps", bandwidth_bps, "bits a second above 0")
+        good = 0 < bandwidth_bps < inf
+        require(good, "bandwidth_bps", bandwidth_bps, "finite bits a second above 0")
         require(rtt_s >= 0, "rtt_s", rtt_s, "0 s or more")
         require(setup_s >= 0, "setup_s", setup_s, "0 s or more")
         require(flow_bps is None or flow_bps > 0, "flow_bps", flow_bps, "above 0, or null")

@@ -51,6 +51,8 @@ class PrefillCluster:
         kv: KvBytes,
         pack_tail: bool = True,
     ) -> None:
+        require(isinstance(cost, PrefillCost), "prefill.cost", cost, "a model's prefill cost")
+        require(isinstance(kv, KvBytes), "prefill.kv", kv, "a model's KV bytes")
         require(
             cards >= self.CARDS and cards % self.CARDS == 0,
             "prefill.cards",

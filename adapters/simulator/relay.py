@@ -43,6 +43,7 @@ class Pdd(Disaggregated):
         extend: PrefillCost,
     ) -> None:
         super().__init__(topology, prefill, link, decode_pool, cache)
+        require(isinstance(extend, PrefillCost), "extend", extend, "a model's prefill cost")
         require(relay_threshold_s >= 0, "relay_threshold_s", relay_threshold_s, "0 s or more")
         self.relay_link = relay_link
         self.relay_pool = relay_pool
@@ -61,7 +62,7 @@ class Pdd(Disaggregated):
         size_bytes = self.missing_bytes(job)
         slow = self.link.estimate_s(size_bytes) > self.relay_threshold_s
         self.send(job, size_bytes)
-        if slow and self.relay_pool.has_room(request.input_tokens + request.output_tokens):
+        if slow and self.relay_pool.reserve(request.input_tokens + request.output_tokens):
             job.served.route = "P-RLD-MD"
             whole = self.cache.kv.of(request.input_tokens)
             job.relay_flow = self.relay_link.send(whole, lambda: self._begin_relay(job))
@@ -69,7 +70,7 @@ class Pdd(Disaggregated):
             job.served.route = "P-MD"
 
     def _begin_relay(self, job: Job) -> None:
-        job.relay_flow = None
+        self._unreserve(job)
         if job.answer.done() or job.served.transfer_end_s is not None:
             return
         request = job.request
@@ -79,6 +80,16 @@ class Pdd(Disaggregated):
             lambda times_s: self._end_relay(job, times_s),
         )
         self.relay_pool.join(job.relay)
+
+    def _unreserve(self, job: Job) -> None:
+        """The KV cache is at the relay, or will never be: its reservation is over."""
+        job.relay_flow = None
+        self.relay_pool.give_up(job.request.input_tokens + job.request.output_tokens)
+
+    def _cut_relay_flow(self, job: Job) -> None:
+        if job.relay_flow is not None:
+            self.relay_link.cancel(job.relay_flow)
+            self._unreserve(job)
 
     def _end_relay(self, job: Job, times_s: NDArray[np.float64]) -> None:
         """The relay was done before the KV cache had crossed. The transfer goes on."""
@@ -95,8 +106,7 @@ class Pdd(Disaggregated):
     def _take_whole(self, job: Job) -> None:
         """The relay had not begun: there is nothing to hand over."""
         job.served.route = "P-MD"
-        if job.relay_flow is not None:
-            self.relay_link.cancel(job.relay_flow)
+        self._cut_relay_flow(job)
         super().received(job)
 
     def _hand_over(self, job: Job, times_s: NDArray[np.float64]) -> None:
@@ -131,8 +141,7 @@ class Pdd(Disaggregated):
     def abandon(self, job: Job) -> None:
         """Free both flows and the places in both batches."""
         super().abandon(job)
-        if job.relay_flow is not None:
-            self.relay_link.cancel(job.relay_flow)
+        self._cut_relay_flow(job)
         if job.relay is not None:
             self.relay_pool.release(job.relay, lambda _: None)
 

@@ -57,6 +57,8 @@ class Simulator(ABC):
     def __init__(self, prefill: PrefillCluster) -> None:
         self.prefill = prefill
         self.engine = Engine()
+        self.engine.broke = self._break
+        self._asked: dict[int, Job] = {}
 
     async def __aenter__(self) -> Self:
         """Live on the running loop, cold."""
@@ -85,17 +87,25 @@ class Simulator(ABC):
         engine = self.engine
         engine.enter()
         job = Job(request, asyncio.get_running_loop().create_future())
+        self._asked[id(job)] = job
         job.prompt = Prompt(request, lambda prompt: self._prefilled(job, prompt))
         self.prefill.submit(job.prompt)
         try:
             times_s = await job.answer
         finally:
+            del self._asked[id(job)]
             if not job.answer.done() or job.answer.cancelled():
                 engine.enter()
                 if job.prompt is not None:
                     job.prompt.gone = True
                 self.abandon(job)
         yield Chunk(times_s, served=job.served)
+
+    def _break(self, error: Exception) -> None:
+        """The model itself failed: no answer can be trusted any more."""
+        for job in self._asked.values():
+            if not job.answer.done():
+                job.answer.set_exception(error)
 
     def _prefilled(self, job: Job, prompt: Prompt) -> None:
         job.prompt = None

@@ -95,3 +95,13 @@ def test_what_goes_in_is_held_or_was_evicted(
     cache.clear()
     assert cache.held == cache.evicted == 0
     assert cache.match(prompts[0]) == 0
+
+
+def test_a_chain_that_grows_again_can_be_evicted_again() -> None:
+    """Its tail carried a branch, so it waited outside the queue; growing must bring it back."""
+    cache = PrefixCache(3)
+    cache.insert([(0, 1), (10, 1), (40, 2)])
+    cache.insert([(0, 2)])
+    cache.insert([(0, 1), (10, 2)])
+    assert cache.match([(0, 1), (10, 2)]) == 3
+    assert cache.match([(0, 3)]) == 1

@@ -34,18 +34,19 @@ def step_by_step(
             now = max(now, arrivals[order[0]][0])
         while order and arrivals[order[0]][0] <= now:
             waiting.append(order.pop(0))
-        extra = 0.0
+        extras: list[float] = [0.0]
         while waiting:
             _, context, tokens, more = arrivals[waiting[0]]
             if held and held + context + tokens > capacity:
                 break
             held += context + tokens
-            extra += more
+            extras.append(more)
             running.append(waiting.pop(0))
         batch = len(running)
         context = sum(arrivals[at][1] + len(times[at]) for at in running)
         share = max(1.0, batch / groups)
-        now += COST.batch_s(share) + COST.d2_s * context * share / batch + extra
+        now += COST.batch_s(share) + COST.d2_s * context * share / batch
+        now += max(*extras, sum(extras) / groups)
         for at in list(running):
             times[at].append(now)
             if len(times[at]) == arrivals[at][2]:

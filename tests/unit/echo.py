@@ -84,3 +84,12 @@ class Dialling(Echo):
         server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         server.close()
         return self
+
+
+class Keyed(Echo):
+    """Is given a secret, and needs it."""
+
+    def __init__(self, auth: Mapping[str, str], first_s: float, gap_s: float) -> None:
+        super().__init__(first_s, gap_s)
+        if auth["api_key"] != "sk-TOPSECRET":
+            raise ConnectFailed("the secret did not arrive")

@@ -98,6 +98,19 @@ def test_a_folder_that_exists_is_refused(tmp_path: Path) -> None:
         (["seed=-1"], ["seed"]),
         (["timeout_s=-1"], ["timeout_s"]),
         (["window.warmup_s=-1"], ["window.warmup_s"]),
+        (["timeout_s=abc"], ["timeout_s is 'abc'"]),
+        (["timeout_s=inf"], ["timeout_s is inf"]),
+        (["pacing=closed", "pacing.sessions=2.5"], ["pacing.sessions is 2.5"]),
+        (["transform=cap_delays", "transform.cap_delays.max_s=abc"], ["cap_delays.max_s is 'abc'"]),
+        (["transform=first_sessions", "transform.first_sessions.sessions=x"], ["is 'x'"]),
+        (["window=null"], ["window is None"]),
+        (["page=null"], ["page is None"]),
+        (["trace=null"], ["Config group override must be a string"]),
+        (["backend.pdd=null"], ["backend.pdd"]),
+        (["out=null"], ["out is None"]),
+        (["out=7"], ["out is 7"]),
+        (["backend.pdd.loop=5"], ["backend.pdd.loop"]),
+        (["backend.pdd.loop._target_=builtins.dict"], ["name a loop of asyncio"]),
     ],
     ids=" ".join,
 )
@@ -155,3 +168,42 @@ def test_what_was_gathered_is_kept(tmp_path: Path, number: signal.Signals, code:
         assert records.num_rows == run.manifest["trace"]["turns"]
         assert run.manifest["validity"]["reasons"][0] == "interrupted"
         assert "Traceback" not in errors.decode()
+
+
+def test_a_limit_without_limit_is_written_down(tmp_path: Path) -> None:
+    done = relaybench(
+        "run", *SMALL, "out=here", "backend.pdd.prefill.cache_bytes=inf", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    details = Run.open(tmp_path / "here" / "pdd").manifest["backend"]["details"]
+    assert details["prefill"]["cache_bytes"] == "inf"
+
+
+def test_a_window_that_measures_nothing_is_not_valid(tmp_path: Path) -> None:
+    done = relaybench("run", *SMALL, "out=here", "window.warmup_s=1e9", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "no request was measured" in done.stdout
+
+
+def test_an_interrupted_sweep_starts_no_other_job(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "harness", "run", "-m", "backend=pdd", "out=here"]
+    with subprocess.Popen(
+        [*command, "trace.sessions=3000,3001"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as child:  # fmt: skip
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not any(tmp_path.glob("here/0/pdd/records/part-*")):
+            time.sleep(0.05)
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=60)
+        assert child.returncode == 130, errors
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["0"]
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"backend": 1}'])
+def test_a_manifest_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text(text)
+    done = relaybench("report", "run", "--out", "page", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "is not one that relaybench wrote" in done.stderr

@@ -82,3 +82,16 @@ def test_a_socket_is_refused() -> None:
 
     with pytest.raises(DeadlockError, match="wall clock"):
         on_virtual_time(main())
+
+
+@pytest.mark.parametrize("years", [0.4, 1, 10, 100])
+def test_the_clock_moves_however_late_it_is(years: float) -> None:
+    """Past half a year a nanosecond is lost in a float's rounding."""
+
+    async def main() -> float:
+        await asyncio.sleep(years * 365 * 86_400)
+        before_s = asyncio.get_running_loop().time()
+        await asyncio.sleep(0.25)
+        return asyncio.get_running_loop().time() - before_s
+
+    assert on_virtual_time(main()) == pytest.approx(0.25, abs=1e-5)

@@ -114,8 +114,8 @@ def test_the_window_leaves_out_both_ends_and_the_unsent() -> None:
     unsent = record(5, status="unsent", sent_s=None, first_token_s=None, last_token_s=None)
     records = table(*(record(turn) for turn in range(5)), unsent)
     row = whole(records, Window(warmup_s=1, cooldown_s=1))
-    assert row["measured"] == 4
-    assert (row["window_start_s"], row["window_end_s"]) == (1.0, 6.0)
+    assert row["measured"] == 3
+    assert (row["window_start_s"], row["window_end_s"]) == (1.0, 5.0)
     assert (row["sent"], row["unsent"]) == (5, 1)
 
 
@@ -152,3 +152,16 @@ def test_conservation_holds_where_every_turn_has_one_record() -> None:
     assert (counts.scheduled, counts.sent, counts.unsent) == (3, 2, 1)
     assert (counts.ok, counts.failed, counts.cancelled) == (1, 1, 0)
     assert metrics.conserve(table(record(5)), 3).broken[0] == "3 of 3 turns have no record"
+
+
+def test_an_interrupted_run_is_measured_by_what_was_sent() -> None:
+    """Sessions that were to start much later are scheduled from the beginning."""
+    late = record(99, scheduled_s=1e5, status="unsent", sent_s=None, first_token_s=None)
+    row = whole(table(*(record(turn) for turn in range(10)), late))
+    assert row["requests_per_s"] == pytest.approx(10 / 11)
+
+
+def test_a_count_that_the_server_does_not_give_is_no_zero() -> None:
+    row = whole(table(record(0), record(1, served_output_tokens=None)))
+    assert row["output_tokens_per_s"] is None
+    assert row["input_tokens_per_s"] is not None

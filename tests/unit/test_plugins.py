@@ -13,6 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from harness.errors import ConfigError, InstallError
+from harness.manifest import without_secrets
 from harness.pacing import Closed
 from harness.plugins import build
 from harness.result import Run
@@ -21,7 +22,7 @@ PROJECT = Path(__file__).parents[2]
 
 
 def built(**config: Any) -> Any:
-    return build(OmegaConf.create(config), "pacing")
+    return build(OmegaConf.create({"pacing": config}), "pacing")
 
 
 def test_a_target_is_built_with_its_settings() -> None:
@@ -37,7 +38,10 @@ def test_a_target_is_built_with_its_settings() -> None:
         ({"_target_": "nonesuch.Thing"}, "pacing: .*nonesuch"),
         ({"_target_": "harness.pacing.Closed", "sesions": 3}, "pacing: .*sesions"),
         ({"_target_": "harness.pacing.Closed", "sessions": 0}, "pacing.sessions is 0"),
-        ({"_target_": "harness.pacing.Closed", "sessions": "???"}, "sessions has no value: add"),
+        (
+            {"_target_": "harness.pacing.Closed", "sessions": "???"},
+            "pacing.sessions has no value: add pacing.sessions=",
+        ),
         ({"_target_": "harness.pacing.Closed", "sessions": "${nowhere}"}, "nowhere"),
     ],
 )
@@ -68,12 +72,14 @@ QUICK = [
 ]  # fmt: skip
 
 
-def run_outside(tmp_path: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+def run_outside(
+    tmp_path: Path, *overrides: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     (tmp_path / "conf" / "backend").mkdir(parents=True)
     (tmp_path / "conf" / "backend" / "echo.yaml").write_text(OUTSIDE)
     return subprocess.run(
         [sys.executable, "-m", "harness", "run", "--config-dir", "conf", *QUICK, *overrides],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(PROJECT)} | environment,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
 
@@ -118,3 +124,40 @@ def test_real_input_on_a_virtual_clock_is_code_3(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
     assert "virtual clock cannot wait for" in done.stderr
+
+
+def test_secrets_are_written_nowhere(tmp_path: Path) -> None:
+    """Neither one from the environment, which the backend is given, nor one in the clear."""
+    done = run_outside(
+        tmp_path, "backend.echo._target_=tests.unit.echo.Keyed",
+        "+auth={api_key: '${oc.env:OUR_KEY}'}", "+backend.echo.auth=${auth}",
+        "+other={api_key: sk-LITERAL}",
+        OUR_KEY="sk-TOPSECRET",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    written = [path for path in (tmp_path / "here").rglob("*") if path.is_file()]
+    assert len(written) > 5
+    for path in written:
+        data = path.read_bytes()
+        assert b"sk-TOPSECRET" not in data, path
+        assert b"sk-LITERAL" not in data, path
+    assert "${oc.env:OUR_KEY}" in (tmp_path / "here" / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "struck"),
+    [
+        ("api_key: sk-1", "api_key: (struck"),
+        ("a.b.api_key=sk-1", "a.b.api_key=(struck"),
+        ("{key: sk-1, sessions: 3}", "{key: (struck out: give secrets by the environment), sess"),
+        ('"password": "p w"', '"password": (struck'),
+        ("Authorization=Bearer", "Authorization=(struck"),
+        ("per_token: 4444", "per_token: 4444"),
+        ("nominal_token_s: 0.017", "nominal_token_s: 0.017"),
+        ("api_key: ${oc.env:KEY}", "api_key: ${oc.env:KEY}"),
+        ("api_key: null", "api_key: null"),
+    ],
+)
+def test_what_looks_like_a_secret_is_struck_out(text: str, struck: str) -> None:
+    assert without_secrets(text).startswith(struck)
+    assert "sk-1" not in without_secrets(text)

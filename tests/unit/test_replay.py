@@ -12,7 +12,7 @@ import pytest
 from harness.clock import VirtualTimeLoop
 from harness.errors import BadStream, ConfigError, ConnectFailed, ResultError
 from harness.pacing import Closed, Pacing, Poisson, Recorded, Scaled
-from harness.record import Record
+from harness.record import Record, to_batch
 from harness.replay import Replay
 from harness.seed import stream
 from harness.trace import Header, Trace
@@ -202,3 +202,68 @@ def test_a_full_disk_stops_the_run(make_trace: MakeTrace) -> None:
         asyncio.Runner(loop_factory=VirtualTimeLoop) as runner,
     ):
         runner.run(Replay(trace, plan, Echo(), write).run())
+
+
+def test_a_request_that_the_backend_cancels_is_a_failure_and_not_the_end(
+    make_trace: MakeTrace,
+) -> None:
+    class LettingGo(Echo):
+        async def generate(self, request: Any) -> Any:
+            if request.turn == 0:
+                future = asyncio.get_running_loop().create_future()
+                future.cancel()
+                await future
+            async for chunk in super().generate(request):
+                yield chunk
+
+    records = replay(singles(make_trace, 2), LettingGo())
+    assert [records[row].status for row in (0, 1)] == ["failed", "ok"]
+    assert records[0].error == "the backend cancelled it"
+
+
+def test_nothing_is_sent_once_the_run_winds_up(make_trace: MakeTrace) -> None:
+    class Stubborn(Echo):
+        """Turns its own cancellation into a failure, which would let the next session start."""
+
+        async def generate(self, request: Any) -> Any:
+            self.seen.append(request)
+            try:
+                await asyncio.sleep(100)
+            except asyncio.CancelledError:
+                if request.turn:
+                    await asyncio.sleep(5)
+                raise BadStream("broken off") from None
+            yield
+
+    records: list[Record] = []
+    trace, backend = singles(make_trace, 4), Stubborn()
+
+    async def main() -> None:
+        plan = Closed(2).plan(trace, stream(1, "pacing"))
+        async with asyncio.timeout(1):
+            await Replay(trace, plan, backend, records.append).run()
+
+    with pytest.raises(TimeoutError), asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(main())
+    assert [request.turn for request in backend.seen] == [0, 1]
+    assert sorted(record.turn for record in records) == [0, 1, 2, 3]
+
+
+def test_half_a_character_in_an_error_costs_no_record(make_trace: MakeTrace) -> None:
+    fail = broken(0, BadStream)
+    backend = Echo(fail=lambda r: BadStream("body: \udcff") if fail(r) else None)
+    records = replay(singles(make_trace, 2), backend)
+    assert records[0].error == r"BadStream: body: \udcff"
+    assert to_batch(list(records.values())).num_rows == 2
+
+
+def test_a_gap_too_long_for_its_column_is_cut_and_not_turned_round(make_trace: MakeTrace) -> None:
+    record = replay(singles(make_trace, 1, output_tokens=[2]), Echo(gap_s=3000.0))[0]
+    assert record.gaps_us is not None
+    assert record.gaps_us.tolist() == [2**31 - 1]
+    assert record.last_token_s == 3000.5
+
+
+def test_a_run_of_years_comes_to_its_end(make_trace: MakeTrace) -> None:
+    records = replay(singles(make_trace, 2, arrival_s=[0.0, 9 * 365 * 86_400.0]), Echo())
+    assert [records[row].status for row in (0, 1)] == ["ok", "ok"]

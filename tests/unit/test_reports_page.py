@@ -27,7 +27,7 @@ def page() -> Page:
     """The page of the shipped configuration, with all its sections."""
     with initialize_config_module("conf", version_base="1.3"):
         config = compose("run")
-    made: Page = build(config.page, "page")
+    made: Page = build(config, "page")
     return made
 
 

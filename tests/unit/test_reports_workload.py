@@ -24,7 +24,7 @@ from traces import kv_cache_tester
 def workload() -> Workload:
     with initialize_config_module("conf", version_base="1.3"):
         config = compose("run")
-    made: Workload = build(config.report.workload, "report.workload")
+    made: Workload = build(config, "report.workload")
     return made
 
 

@@ -10,9 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf, open_dict
 
-from adapters.simulator import DecodeCost, KvBytes, Link, PrefillCluster, PrefillCost
+from adapters.simulator import (
+    DecodeCost,
+    DecodePool,
+    KvBytes,
+    Link,
+    PrefillCluster,
+    PrefillCost,
+)
+from adapters.simulator.decode import Sequence
 from adapters.simulator.prefill import Prompt
 from harness import metrics
 from harness.backend import Request
@@ -34,10 +41,7 @@ def configured(*overrides: str) -> Any:
 
 
 def backend(name: str, *overrides: str) -> Any:
-    entry = configured(*overrides).backend[name].copy()
-    with open_dict(entry):
-        entry.pop("loop")
-    return build(entry, name)
+    return build(configured(*overrides), f"backend.{name}", without="loop")
 
 
 def drive(system: Any, trace: Trace) -> dict[int, Record]:
@@ -80,20 +84,20 @@ def ttft(records: dict[int, Record], q: float) -> float:
 
 def test_v3_prefill_meets_its_measured_points() -> None:
     """Measured, 8 H200: the fit's mean error is given as 1.4 to 6.3%."""
-    cost: PrefillCost = build(OmegaConf.create(configured("model=deepseek_v3").model.prefill), "x")
+    cost: PrefillCost = build(configured("model=deepseek_v3"), "model.prefill")
     measured_s = {(4096, 0): 0.241, (16384, 0): 0.948, (65536, 0): 5.320, (4096, 58368): 0.480}
     for (new, cached), seconds in measured_s.items():
         assert cost.t0_s + cost.chunk_s(new, cached) == pytest.approx(seconds, rel=0.065)
 
 
 def test_v3_decode_meets_its_measured_points() -> None:
-    cost: DecodeCost = build(OmegaConf.create(configured("model=deepseek_v3").model.decode), "x")
+    cost: DecodeCost = build(configured("model=deepseek_v3"), "model.decode")
     for context, seconds in ((4096, 0.0357), (65536, 0.0792)):
         assert cost.batch_s(64) + cost.d2_s * 64 * context == pytest.approx(seconds, rel=0.075)
 
 
 def test_a_step_is_never_cheaper_than_that_of_one() -> None:
-    cost: DecodeCost = build(OmegaConf.create(configured().model.decode), "x")
+    cost: DecodeCost = build(configured(), "model.decode")
     assert cost.d3_s < 0  # this fit bends down for small batches
     assert min(cost.batch_s(batch) for batch in range(1, 300)) == cost.batch_s(1)
 
@@ -107,7 +111,7 @@ def test_chunks_add_up_to_the_whole() -> None:
 
 def test_eighty_long_prompts_of_v4_pro_are_about_23_gigabytes() -> None:
     """Published: about 23 GB for 80 concurrent requests of 64K."""
-    kv: KvBytes = build(OmegaConf.create(configured().model.kv), "x")
+    kv: KvBytes = build(configured(), "model.kv")
     assert 80 * kv.of(65_536) == pytest.approx(23e9, rel=0.05)
 
 
@@ -332,6 +336,9 @@ def test_the_description_holds_every_number() -> None:
         ("backend.pdd.decode_pool.speed=-1", "decode.speed is -1"),
         ("backend.pdd.link.bandwidth_bps=0", "bandwidth_bps is 0"),
         ("backend.pdd.link.rtt_s=-1", "rtt_s is -1"),
+        ("backend.pdd.decode_pool.cost=null", "decode.cost is None"),
+        ("backend.pdd.prefill.kv=null", "prefill.kv is None"),
+        ("backend.pdd.link.bandwidth_bps=inf", "bandwidth_bps is inf"),
         ("backend.pdd.relay_threshold_s=-0.1", "relay_threshold_s is -0.1"),
         ("backend.pdd.cache.cache_bytes=-1", "cache_bytes is -1"),
         ("model.kv.per_token=0", "model.kv.per_token is 0"),
@@ -342,3 +349,77 @@ def test_the_description_holds_every_number() -> None:
 def test_an_impossible_system_is_refused(override: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         backend("pdd", override)
+
+
+def pooled(*joins: tuple[float, Sequence], cards: float = 8, speed: float = 1.0) -> None:
+    pool = DecodePool(cards, 1e12, DecodeCost(0.01, 0, 0, 0), KvBytes(1.0), speed)
+    play([pool], [(time_s, partial(pool.join, sequence)) for time_s, sequence in joins])
+
+
+@pytest.mark.parametrize(
+    ("cards", "speed", "extras", "step_s"),
+    [
+        (8, 1.0, [0.1], 0.11),
+        (8, 2.0, [0.1], 0.055),
+        (8, 1.0, [0.1, 0.1], 0.21),
+        (32, 1.0, [0.1, 0.1, 0.1, 0.1], 0.11),  # each on a group of its own
+        (16, 1.0, [0.1, 0.1, 0.1, 0.1], 0.21),
+        (16, 1.0, [0.3, 0.1], 0.31),
+    ],
+)
+def test_extended_steps_take_as_long_as_the_busiest_group(
+    cards: float, speed: float, extras: list[float], step_s: float
+) -> None:
+    ends: list[float] = []
+    joins = [(0.0, Sequence(10, 1, lambda t: ends.append(t[0]), extra_s)) for extra_s in extras]
+    pooled(*joins, cards=cards, speed=speed)
+    assert ends == pytest.approx([step_s] * len(extras))
+
+
+def test_who_leaves_before_its_first_step_leaves_no_extra_behind() -> None:
+    pool = DecodePool(8, 1e12, DecodeCost(0.01, 0, 0, 0), KvBytes(1.0))
+    ends: list[float] = []
+    first, second = Sequence(10, 5, lambda _: None, 5.0), Sequence(10, 1, ends.extend)
+    play(
+        [pool],
+        [
+            (0.0, partial(pool.join, first)),
+            (0.0, partial(pool.release, first, lambda _: None)),
+            (10.0, partial(pool.join, second)),
+        ],
+    )
+    assert ends == pytest.approx([10.01])
+
+
+def test_the_relay_takes_only_what_it_has_room_for() -> None:
+    """Requests on their way to it count: they were promised a place."""
+    system = backend(
+        "pdd", "backend.pdd.link.bandwidth_bps=1e8", "backend.pdd.relay_pool.kv_bytes=6e8"
+    )
+    routes: list[str | None] = []
+
+    async def ask(number: int) -> None:
+        request = Request(number, number, 0, 60_000, 10, 64, [(number * 1000, 937)], "main")
+        async for chunk in system.generate(request):
+            assert chunk.served is not None
+            routes.append(chunk.served.route)
+
+    async def main() -> None:
+        async with system, asyncio.TaskGroup() as group:
+            for number in range(5):
+                group.create_task(ask(number))
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(main())
+    assert sorted(route or "" for route in routes) == ["P-MD"] * 3 + ["P-RLD-MD"] * 2
+
+
+def test_an_error_in_the_model_ends_the_run_and_not_in_a_deadlock(trace: Trace) -> None:
+    system = backend("in_dc")
+
+    def fail(_: object) -> None:
+        raise ZeroDivisionError("a fault of the model")
+
+    system.decode = fail
+    with pytest.raises(ZeroDivisionError, match="of the model"):
+        drive(system, trace)

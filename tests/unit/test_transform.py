@@ -41,8 +41,15 @@ def test_the_first_sessions_keep_their_gates(make_trace: MakeTrace) -> None:
     assert fewer.header.changes == {"turns_of_later_sessions_left_out": 3}
 
 
+def test_the_first_sessions_are_those_that_begin_first(make_trace: MakeTrace) -> None:
+    trace = make_trace(session=[1, 0, 1, 1])
+    fewer = transform.first_sessions(trace, 1)
+    assert (len(fewer), fewer.sessions) == (3, 1)
+    assert fewer.column("recorded_s").tolist() == [0.0, 2.0, 5.0]
+
+
 def test_impossible_transforms_are_refused(make_trace: MakeTrace) -> None:
-    with pytest.raises(ConfigError, match=r"max_s is -1: give 0 s or more"):
+    with pytest.raises(ConfigError, match=r"max_s is -1: give a number, 0 or more"):
         transform.cap_delays(make_trace(), -1)
-    with pytest.raises(ConfigError, match=r"sessions is 0: give 1 or more"):
+    with pytest.raises(ConfigError, match=r"sessions is 0: give a whole number, 1 or more"):
         transform.first_sessions(make_trace(), 0)
