@@ -12,7 +12,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable
 from itertools import count
-from math import sqrt
+from math import ceil, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from adapters.simulator.costs import DecodeCost, KvBytes, require
 from adapters.simulator.engine import Engine
 
 _LOG_STEPS = 65_536
+_FEW_STEPS = 6
+"""Up to so many are written faster one by one."""
 _NUMBERS = np.arange(4096, dtype=np.float64)
 """0, 1, 2, ...: most stretches are shorter."""
 
@@ -82,6 +84,8 @@ class DecodePool:
         self._engine = engine
         self._groups = self.cards / self.GROUP
         self._kv_tokens = self.kv_bytes / self.kv.per_token
+        self._state_tokens = ceil(self.kv.fixed / self.kv.per_token)
+        """The window state of a request, in tokens that would fill as much memory."""
         self._held_tokens = 0
         self._reserved_tokens = 0
         self._waiting: deque[Sequence] = deque()
@@ -119,14 +123,15 @@ class DecodePool:
 
     def reserve(self, tokens: int) -> bool:
         """Keep room for a request that will come, if there is room for it now."""
-        if self._waiting or self._held_tokens + self._reserved_tokens + tokens > self._kv_tokens:
+        wanted = self._held_tokens + self._reserved_tokens + tokens + self._state_tokens
+        if self._waiting or wanted > self._kv_tokens:
             return False
-        self._reserved_tokens += tokens
+        self._reserved_tokens += tokens + self._state_tokens
         return True
 
     def give_up(self, tokens: int) -> None:
         """Undo a reservation: the request comes now, or never."""
-        self._reserved_tokens -= tokens
+        self._reserved_tokens -= tokens + self._state_tokens
 
     def join(self, sequence: Sequence) -> None:
         """Queue a request; it joins at the end of the step in progress once its KV fits."""
@@ -145,7 +150,7 @@ class DecodePool:
             sequence.gone = True
             if sequence in self._joining:
                 self._joining.remove(sequence)
-                self._held_tokens -= sequence.context + sequence.tokens
+                self._held_tokens -= self._needs(sequence)
             left(np.empty(0))
             self._admit()
             if self._joining:
@@ -155,16 +160,23 @@ class DecodePool:
         self._cut_short()
 
     def _admit(self) -> None:
-        """Let those who wait into memory while it lasts; they join at the next boundary."""
+        """Let those who wait into memory while it lasts; they join at the next boundary.
+
+        One that would not even fit an empty pool has it to itself.
+        """
         while self._waiting:
             head = self._waiting[0]
             if not head.gone:
-                tokens = head.context + head.tokens
+                tokens = self._needs(head)
                 if self._held_tokens and self._held_tokens + tokens > self._kv_tokens:
                     return
                 self._held_tokens += tokens
                 self._joining.append(head)
             self._waiting.popleft()
+
+    def _needs(self, sequence: Sequence) -> int:
+        """The memory it holds from its admission on: prompt, whole answer, window state."""
+        return sequence.context + sequence.tokens + self._state_tokens
 
     # ---- steps
 
@@ -223,16 +235,24 @@ class DecodePool:
         at = self._step - self._log_from
         if at + steps > len(self._log):
             at = self._make_room(steps)
-        numbers = _NUMBERS if steps < len(_NUMBERS) else np.arange(steps + 1, dtype=np.float64)
-        ends_s = self._log[at : at + steps]
-        np.multiply(numbers[:steps], 0.5 * self._growth_s, out=ends_s)
-        ends_s += self._first_s
-        ends_s *= numbers[1 : steps + 1]
-        ends_s += self._start_s
+        if steps <= _FEW_STEPS:
+            for step in range(steps):
+                self._log[at + step] = self._end_s(step + 1)
+        else:
+            self._write_ends(self._log[at : at + steps])
         self._newcomers.clear()
         self._step += steps
         self._context += steps * self._batch
         self.emitted_tokens += steps * self._batch
+
+    def _write_ends(self, ends_s: NDArray[np.float64]) -> None:
+        """`_end_s` of steps 1, 2, ..., to the last bit."""
+        steps = len(ends_s)
+        numbers = _NUMBERS if steps < len(_NUMBERS) else np.arange(steps + 1, dtype=np.float64)
+        np.multiply(numbers[:steps], 0.5 * self._growth_s, out=ends_s)
+        ends_s += self._first_s
+        ends_s *= numbers[1 : steps + 1]
+        ends_s += self._start_s
 
     def _make_room(self, steps: int) -> int:
         """Drop from the log what no member needs. Returns where the next step goes."""
@@ -267,7 +287,7 @@ class DecodePool:
         sequence.gone = True
         self._batch -= 1
         self._context -= sequence.context + self._step - sequence.joined_step
-        self._held_tokens -= sequence.context + sequence.tokens
+        self._held_tokens -= self._needs(sequence)
         times_s = self._times(sequence)
         while self._oldest and self._oldest[0].gone:
             self._oldest.popleft()

@@ -78,12 +78,19 @@ class Disaggregated(Simulator):
 
     def load(self) -> dict[str, float]:
         """What is under way now."""
-        return {
-            "prefill_waiting": self.prefill.waiting,
-            "prefill_busy_instances": self.prefill.busy,
+        return super().load() | {
             "link_flows": self.link.flows,
             "decode_running": self.decode_pool.batch,
             "decode_waiting": self.decode_pool.waiting,
+        }
+
+    def counters(self) -> dict[str, float]:
+        """What was done since the last reset, and what the caches hold."""
+        return super().counters() | {
+            "link_sent_bytes_total": self.link.sent_bytes,
+            "decode_tokens_total": self.decode_pool.emitted_tokens,
+            "decode_cached_blocks": self.cache.blocks.held,
+            "decode_evicted_blocks_total": self.cache.blocks.evicted,
         }
 
     def cards(self) -> dict[str, float]:

@@ -47,8 +47,14 @@ class Engine:
         self._timer, self._armed_s = None, inf
 
     def enter(self) -> None:
-        """Called by whoever comes from outside an event, before it acts: brings `now_s` up."""
-        self.now_s = max(self.now_s, self._loop.time())
+        """Called by whoever comes from outside an event, before it acts: brings `now_s` up.
+
+        A loop on wall time may be late with the timer: what is due by now happens first.
+        """
+        now_s = self._loop.time()
+        if self._events and self._events[0][0] <= now_s:
+            self._run_until(now_s, _cannot_jump)
+        self.now_s = max(self.now_s, now_s)
 
     def at(self, time_s: float, action: Callable[..., None], *arguments: Any) -> None:
         """Schedule. Events of one time run in the order they were scheduled in."""
@@ -64,14 +70,20 @@ class Engine:
 
     def _fire(self) -> None:
         self._timer, self._armed_s = None, inf
-        limit_s = self._loop.time()
-        limit_s += early_s(limit_s)
-        events, jump = self._events, self._jump
+        now_s = self._loop.time()
+        try:
+            self._run_until(now_s + early_s(now_s), self._jump)
+        finally:
+            if self._events:
+                self._arm()
+
+    def _run_until(self, limit_s: float, jump: Callable[[float], bool]) -> None:
+        """Do all that is due by `limit_s`, and what the clock can jump to."""
+        events = self._events
         self._firing = True
         try:
             while events and (events[0][0] <= limit_s or jump(events[0][0])):
-                time_s, _, action, arguments = heapq.heappop(events)
-                self.now_s = time_s
+                self.now_s, _, action, arguments = heapq.heappop(events)
                 action(*arguments)
         except Exception as error:
             if self.broke is None:
@@ -79,8 +91,6 @@ class Engine:
             self.broke(error)
         finally:
             self._firing = False
-            if events:
-                self._arm()
 
 
 def _cannot_jump(_: float) -> bool:

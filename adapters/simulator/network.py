@@ -70,14 +70,15 @@ class Link:
         self._read_at_s = engine.now_s
         self._flows: list[tuple[float, int, Flow]] = []
         self._active = 0
+        self._under_way = 0
         self._numbers = count()
         self._plan = 0
         self.sent_bytes = 0.0
 
     @property
     def flows(self) -> int:
-        """Flows that share the link now."""
-        return self._active
+        """Flows under way: those in set-up or with their last bytes on the road, too."""
+        return self._under_way
 
     def latency_s(self, size_bytes: float) -> float:
         """What a transfer takes beyond its bytes: set-up, slow start and half a round trip."""
@@ -95,6 +96,7 @@ class Link:
     def send(self, size_bytes: float, arrived: Callable[[], None]) -> Flow:
         """Start a flow; `arrived()` is called when its last byte is there."""
         flow = Flow(size_bytes, arrived)
+        self._under_way += 1
         before_s = self.latency_s(size_bytes) - self.rtt_s / 2
         if before_s > 0:
             self._engine.at(self._engine.now_s + before_s, self._join, flow)
@@ -107,8 +109,9 @@ class Link:
         if flow.gone:
             return
         flow.gone = True
-        self._settle()
+        self._under_way -= 1
         if flow.joined:
+            self._settle()
             self._active -= 1
             self._replan()
 
@@ -162,6 +165,10 @@ class Link:
         self._replan()
         for flow in ended:
             if self.rtt_s:
-                self._engine.at(self._engine.now_s + self.rtt_s / 2, flow.arrived)
+                self._engine.at(self._engine.now_s + self.rtt_s / 2, self._arrive, flow)
             else:
-                flow.arrived()
+                self._arrive(flow)
+
+    def _arrive(self, flow: Flow) -> None:
+        self._under_way -= 1
+        flow.arrived()

@@ -20,7 +20,7 @@ from harness.prefix import PrefixCache
 class Prompt:
     """One prompt on its way through the cluster."""
 
-    __slots__ = ("cached", "done", "finished", "gone", "hit_tokens", "request", "started_s")
+    __slots__ = ("done", "finished", "gone", "hit_tokens", "request", "started_s")
 
     def __init__(self, request: Request, finished: Callable[[Prompt], None]) -> None:
         self.request = request

@@ -153,6 +153,13 @@ class Pdd(Disaggregated):
             "relay_waiting": self.relay_pool.waiting,
         }
 
+    def counters(self) -> dict[str, float]:
+        """What was done since the last reset, and what the caches hold."""
+        return super().counters() | {
+            "relay_sent_bytes_total": self.relay_link.sent_bytes,
+            "relay_tokens_total": self.relay_pool.emitted_tokens,
+        }
+
     def cards(self) -> dict[str, float]:
         """Cards a role."""
         return {

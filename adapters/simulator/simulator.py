@@ -59,6 +59,8 @@ class Simulator(ABC):
         self.engine = Engine()
         self.engine.broke = self._break
         self._asked: dict[int, Job] = {}
+        """Those not yet answered."""
+        self._requests = 0
 
     async def __aenter__(self) -> Self:
         """Live on the running loop, cold."""
@@ -88,6 +90,7 @@ class Simulator(ABC):
         engine.enter()
         job = Job(request, asyncio.get_running_loop().create_future())
         self._asked[id(job)] = job
+        self._requests += 1
         job.prompt = Prompt(request, lambda prompt: self._prefilled(job, prompt))
         self.prefill.submit(job.prompt)
         try:
@@ -117,6 +120,7 @@ class Simulator(ABC):
 
     def attach(self) -> None:
         """Put every part on the engine, empty and cold."""
+        self._requests = 0
         self.prefill.attach(self.engine)
 
     @abstractmethod
@@ -127,9 +131,23 @@ class Simulator(ABC):
     def abandon(self, job: Job) -> None:
         """The request was cancelled: free what it holds beyond the prefill."""
 
-    @abstractmethod
     def load(self) -> dict[str, float]:
         """What is under way now, by name; all 0 when idle."""
+        return {
+            "requests": len(self._asked),
+            "prefill_waiting": self.prefill.waiting,
+            "prefill_busy_instances": self.prefill.busy,
+        }
+
+    def counters(self) -> dict[str, float]:
+        """What was done since the last reset, and what the caches hold."""
+        return {
+            "requests_total": self._requests,
+            "prefill_steps_total": self.prefill.steps,
+            "prefill_computed_tokens_total": self.prefill.computed_tokens,
+            "prefill_cached_blocks": self.prefill.cache.held,
+            "prefill_evicted_blocks_total": self.prefill.cache.evicted,
+        }
 
     @abstractmethod
     def describe(self) -> Description:
@@ -143,14 +161,8 @@ class Simulator(ABC):
             job.answer.set_result(times_s)
 
     async def scrape(self) -> Mapping[str, float]:
-        """Counters since the last reset, and what is under way."""
-        prefill = self.prefill
-        return self.load() | {
-            "prefill_steps_total": prefill.steps,
-            "prefill_computed_tokens_total": prefill.computed_tokens,
-            "prefill_cached_blocks": prefill.cache.held,
-            "prefill_evicted_blocks_total": prefill.cache.evicted,
-        }
+        """What is under way, and the counters."""
+        return self.load() | self.counters()
 
 
 def numbers(part: object) -> dict[str, object]:
