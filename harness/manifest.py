@@ -45,7 +45,7 @@ def without_secrets(text: str) -> str:
 def asked(config: DictConfig) -> dict[str, Any]:
     """What the person asked for, as composed: interpolations are kept, so no secret is read."""
     return {
-        "command": [without_secrets(each) for each in ("relaybench", *sys.argv[1:])],
+        "command": [without_secrets(each) for each in ("relaybench", "run", *sys.argv[1:])],
         "seed": config.seed,
         "pacing": OmegaConf.to_container(config.pacing, resolve=False),
         "timeout_s": config.timeout_s,

@@ -54,6 +54,7 @@ class Record(NamedTuple):
     transfer_start_s: float | None
     transfer_end_s: float | None
     transfer_bytes: float | None
+    """Null ends of a transfer that has bytes: the answer was whole (at the relay) before it was."""
     handoff_s: float | None
     relay_tokens: int | None
     status: str

@@ -44,12 +44,22 @@ def create(path: Path) -> Path:
     try:
         path.mkdir(parents=True)
     except FileExistsError:
-        raise ConfigError(
-            f"{path} exists, and a run is never overwritten. Choose another folder with out=..."
-        ) from None
+        raise _exists(path) from None
     except OSError as error:
         raise ResultError(f"{path} cannot be made: {error.strerror}") from error
     return path
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise `ConfigError` where a run could not be made, before any work goes into it."""
+    if path.exists():
+        raise _exists(path)
+
+
+def _exists(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path} exists, and a run is never overwritten. Choose another folder (out)"
+    )
 
 
 def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
@@ -215,8 +225,9 @@ class Run:
     manifest: dict[str, Any]
 
     @classmethod
-    def open(cls, path: Path) -> Self:
+    def open(cls, path: Path | str) -> Self:
         """Raises `ResultError` where there is no readable run."""
+        path = Path(path)
         try:
             manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         except FileNotFoundError:

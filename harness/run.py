@@ -30,6 +30,7 @@ def run(config: DictConfig, out: Path, say: Callable[[str], None]) -> int:
     An interruption keeps what was gathered, marks that run partial, draws no page and returns 130.
     """
     _check(config)
+    result.refuse_existing(out)
     written = manifest.without_secrets(OmegaConf.to_yaml(config, resolve=False))
     trace = load_trace(config)
     say(describe(trace))
@@ -41,6 +42,7 @@ def run(config: DictConfig, out: Path, say: Callable[[str], None]) -> int:
     for job in todo:
         code = max(code, job.run(say))
         if code == EXIT_INTERRUPTED:
+            say(f"What was gathered is kept. To draw it: relaybench report {out} --out NEW_FOLDER")
             return code
     say(f"Report: {page.render([result.Run.open(job.path) for job in todo], out)}")
     return code

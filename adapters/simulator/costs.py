@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from harness.errors import ConfigError
+from harness.settings import number
 
 
 def require(good: bool, name: str, value: object, wanted: str) -> None:
@@ -32,7 +33,7 @@ class PrefillCost:
     def __post_init__(self) -> None:
         for name in ("t0_s", "a_s", "b_s"):
             value = getattr(self, name)
-            require(value >= 0, f"model.prefill.{name}", value, "0 or more")
+            number(f"model.prefill.{name}", value, least=0)
 
     def chunk_s(self, new: int, cached: int) -> float:
         """The part of a step that `new` tokens on `cached` add; the step adds `t0_s` once."""
@@ -60,11 +61,13 @@ class DecodeCost:
     d3_s: float
 
     def __post_init__(self) -> None:
+        for name in ("d0_s", "d1_s", "d3_s"):
+            number(f"model.decode.{name}", getattr(self, name), least=-1e6, most=1e6)
         alone = self.d0_s + self.d1_s + self.d3_s
         require(
             alone > 0, "model.decode", f"{alone} s for a batch of 1", "coefficients above 0 in sum"
         )
-        require(self.d2_s >= 0, "model.decode.d2_s", self.d2_s, "0 or more")
+        number("model.decode.d2_s", self.d2_s, least=0)
 
     def batch_s(self, batch: float) -> float:
         """The part that depends on the batch alone."""
@@ -80,8 +83,8 @@ class KvBytes:
     fixed: float = 0.0
 
     def __post_init__(self) -> None:
-        require(self.per_token > 0, "model.kv.per_token", self.per_token, "bytes above 0")
-        require(self.fixed >= 0, "model.kv.fixed", self.fixed, "0 bytes or more")
+        number("model.kv.per_token", self.per_token, above=0)
+        number("model.kv.fixed", self.fixed, least=0)
 
     def of(self, tokens: int) -> float:
         """Bytes to move the cache of so many tokens."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from adapters.simulator.costs import DecodeCost, KvBytes, require
 from adapters.simulator.engine import Engine
+from harness.settings import number
 
 _LOG_STEPS = 65_536
 _FEW_STEPS = 6
@@ -70,9 +71,9 @@ class DecodePool:
     ) -> None:
         require(isinstance(cost, DecodeCost), "decode.cost", cost, "a model's decode cost")
         require(isinstance(kv, KvBytes), "decode.kv", kv, "a model's KV bytes")
-        require(cards > 0, "decode.cards", cards, "a number above 0")
-        require(kv_bytes > 0, "decode.kv_bytes", kv_bytes, "bytes above 0")
-        require(speed > 0, "decode.speed", speed, "a factor above 0")
+        number("decode.cards", cards, above=0, most=1e9)
+        number("decode.kv_bytes", kv_bytes, above=0)
+        number("decode.speed", speed, above=0, most=1e9)
         self.cards = cards
         self.kv_bytes = kv_bytes
         self.cost = cost

@@ -5,6 +5,7 @@ from __future__ import annotations
 from adapters.simulator.costs import KvBytes, require
 from harness.backend import Request
 from harness.prefix import PrefixCache
+from harness.settings import number
 
 
 class DecodeCache:
@@ -12,7 +13,7 @@ class DecodeCache:
 
     def __init__(self, kv: KvBytes, drc: bool, cache_bytes: float) -> None:
         require(isinstance(kv, KvBytes), "cache.kv", kv, "a model's KV bytes")
-        require(cache_bytes >= 0, "cache.cache_bytes", cache_bytes, "0 or more")
+        number("cache.cache_bytes", cache_bytes, least=0)
         self.kv = kv
         self.drc = drc
         self.cache_bytes = cache_bytes

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from itertools import count
 from math import ceil, inf, log2
 
-from adapters.simulator.costs import require
 from adapters.simulator.engine import Engine
+from harness.settings import number
 
 _INITIAL_WINDOW_BYTES = 10 * 1460
 """TCP's initial window: ten segments (RFC 6928)."""
@@ -47,18 +47,16 @@ class Link:
         flow_bps: float | None = None,
         ramp: bool = False,
     ) -> None:
-        good = 0 < bandwidth_bps < inf
-        require(good, "bandwidth_bps", bandwidth_bps, "finite bits a second above 0")
-        require(rtt_s >= 0, "rtt_s", rtt_s, "0 s or more")
-        require(setup_s >= 0, "setup_s", setup_s, "0 s or more")
-        require(flow_bps is None or flow_bps > 0, "flow_bps", flow_bps, "above 0, or null")
+        number("bandwidth_bps", bandwidth_bps, above=0, most=1e18)
+        number("rtt_s", rtt_s, least=0, most=1e6)
+        number("setup_s", setup_s, least=0, most=1e6)
+        if flow_bps is not None:
+            number("flow_bps", flow_bps, above=0)
         self.bandwidth_bps = bandwidth_bps
         self.rtt_s = rtt_s
         self.setup_s = setup_s
         self.flow_bps = flow_bps
         self.ramp = ramp
-        self.sent_bytes = 0.0
-        """Bytes of all flows that have arrived."""
 
     def attach(self, engine: Engine) -> None:
         """Live on this engine, empty."""
@@ -73,7 +71,12 @@ class Link:
         self._under_way = 0
         self._numbers = count()
         self._plan = 0
-        self.sent_bytes = 0.0
+        self._sent_bytes = 0.0
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes of all flows that have sent their last."""
+        return self._sent_bytes
 
     @property
     def flows(self) -> int:
@@ -158,7 +161,7 @@ class Link:
                 continue
             flow.gone = True
             self._active -= 1
-            self.sent_bytes += flow.size_bytes
+            self._sent_bytes += flow.size_bytes
             ended.append(flow)
         if not flows:
             self._read = 0.0

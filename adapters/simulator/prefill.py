@@ -15,6 +15,7 @@ from adapters.simulator.costs import KvBytes, PrefillCost, require
 from adapters.simulator.engine import Engine
 from harness.backend import Request
 from harness.prefix import PrefixCache
+from harness.settings import number, whole
 
 
 class Prompt:
@@ -53,14 +54,15 @@ class PrefillCluster:
     ) -> None:
         require(isinstance(cost, PrefillCost), "prefill.cost", cost, "a model's prefill cost")
         require(isinstance(kv, KvBytes), "prefill.kv", kv, "a model's KV bytes")
+        number("prefill.cards", cards, least=self.CARDS, most=1e9)
         require(
             cards >= self.CARDS and cards % self.CARDS == 0,
             "prefill.cards",
             cards,
             "a multiple of 8",
         )
-        require(chunk_tokens >= 1, "prefill.chunk_tokens", chunk_tokens, "1 or more")
-        require(cache_bytes >= 0, "prefill.cache_bytes", cache_bytes, "0 or more")
+        whole("prefill.chunk_tokens", chunk_tokens, least=1)
+        number("prefill.cache_bytes", cache_bytes, least=0)
         self.cards = cards
         self.chunk_tokens = chunk_tokens
         self.cache_bytes = cache_bytes

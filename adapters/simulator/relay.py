@@ -21,6 +21,7 @@ from adapters.simulator.disaggregated import Disaggregated
 from adapters.simulator.network import Link
 from adapters.simulator.prefill import PrefillCluster
 from adapters.simulator.simulator import Job, numbers
+from harness.settings import number
 
 
 class Pdd(Disaggregated):
@@ -44,7 +45,7 @@ class Pdd(Disaggregated):
     ) -> None:
         super().__init__(topology, prefill, link, decode_pool, cache)
         require(isinstance(extend, PrefillCost), "extend", extend, "a model's prefill cost")
-        require(relay_threshold_s >= 0, "relay_threshold_s", relay_threshold_s, "0 s or more")
+        number("relay_threshold_s", relay_threshold_s, least=0)
         self.relay_link = relay_link
         self.relay_pool = relay_pool
         self.relay_threshold_s = relay_threshold_s

@@ -76,6 +76,7 @@ def test_a_folder_that_exists_is_refused(tmp_path: Path) -> None:
     done = relaybench("run", *SMALL, "out=here", cwd=tmp_path)
     assert done.returncode == 2
     assert "never overwritten" in done.stderr
+    assert done.stdout == ""  # found before any work
     assert "Traceback" not in done.stderr
 
 
@@ -128,7 +129,11 @@ def test_a_bad_setting_is_one_message_and_code_2(
 def test_each_job_of_a_sweep_has_its_folder(tmp_path: Path) -> None:
     done = relaybench("run", "-m", *SMALL, "out=here", "seed=1,2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["0", "1"]
+    assert sorted(path.name for path in (tmp_path / "here").iterdir() if path.is_dir()) == [
+        "0",
+        "1",
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
 def test_a_page_is_drawn_again_from_run_directories(tmp_path: Path) -> None:
@@ -197,7 +202,7 @@ def test_an_interrupted_sweep_starts_no_other_job(tmp_path: Path) -> None:
         child.send_signal(signal.SIGINT)
         _, errors = child.communicate(timeout=60)
         assert child.returncode == 130, errors
-    assert [path.name for path in (tmp_path / "here").iterdir()] == ["0"]
+    assert [path.name for path in (tmp_path / "here").iterdir() if path.is_dir()] == ["0"]
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"backend": 1}'])

@@ -130,7 +130,7 @@ def test_a_disk_that_fails_says_so_and_keeps_what_was_written(
 def test_an_existing_folder_is_never_touched(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "precious").write_text("x")
-    with pytest.raises(ConfigError, match=r"never overwritten.*out="):
+    with pytest.raises(ConfigError, match=r"never overwritten\. Choose another folder"):
         result.create(tmp_path / "run")
     (tmp_path / "file").write_text("x")
     with pytest.raises(ResultError, match="cannot be made"):

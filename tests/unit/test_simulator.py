@@ -336,6 +336,8 @@ def test_the_description_holds_every_number() -> None:
         ("backend.pdd.decode_pool.speed=-1", "decode.speed is -1"),
         ("backend.pdd.link.bandwidth_bps=0", "bandwidth_bps is 0"),
         ("backend.pdd.link.rtt_s=-1", "rtt_s is -1"),
+        ("backend.pdd.link.bandwidth_bps=fast", "bandwidth_bps is 'fast'"),
+        ("backend.pdd.relay_pool.cards=lots", "decode.cards is 'lots'"),
         ("backend.pdd.decode_pool.cost=null", "decode.cost is None"),
         ("backend.pdd.prefill.kv=null", "prefill.kv is None"),
         ("backend.pdd.link.bandwidth_bps=inf", "bandwidth_bps is inf"),
