@@ -74,25 +74,28 @@ def _run(overrides: list[str]) -> int:
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, instead of printing and leaving with 1
     codes: list[int] = []
+    composed: list[DictConfig] = []
 
     def task(config: DictConfig) -> None:
         from harness.run import run
 
+        composed.append(config)
         job = HydraConfig.get()
         number = str(job.job.num) if job.mode == RunMode.MULTIRUN else ""
         codes.append(_guarded(lambda: _explained(lambda: run(config, _out(config, number), _say))))
         if codes[-1] == EXIT_INTERRUPTED:
             raise KeyboardInterrupt  # the rest of a sweep is not wanted either
 
-    if {"-m", "--multirun"} & set(overrides) and not any(o.startswith("out=") for o in overrides):
-        overrides = [
-            *overrides,
-            f"out=runs/{datetime.now().astimezone():%Y%m%d-%H%M%S}",
-        ]  # one for all jobs
+    sweep = bool({"-m", "--multirun"} & set(overrides))
+    if sweep and not any(each.startswith("out=") for each in overrides):
+        # One folder for all jobs: the default would look at the clock anew for each.
+        overrides = [*overrides, f"out=runs/{datetime.now().astimezone():%Y%m%d-%H%M%S}"]
     sys.argv = ["relaybench", *overrides]
     try:
         hydra.main(version_base="1.3", config_path="pkg://conf", config_name="run")(task)()
     except (HydraException, OmegaConfBaseException, ValueError) as error:
+        if isinstance(error, ValueError) and composed:
+            raise  # a fault of ours, not of a setting that Hydra could not compose
         print(f"relaybench: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
