@@ -49,16 +49,14 @@ def fitted(trace: Trace) -> Figures:
 
 def not_fitted(trace: Trace) -> Figures:
     """What came out by itself; shares in percent."""
-    rates = trace.ideal_hit_tokens / trace.input_tokens
+    rates = trace.ideal_hit_rates
     offsets, parents = trace.parents()
     chained = np.flatnonzero(np.diff(offsets) == 1)
     grown = trace.input_tokens[chained] - trace.input_tokens[parents[offsets[chained]]].astype(int)
     later = np.diff(offsets) > 0
     second = trace.column("turn_index") == 1
     first = trace.input_tokens[~later]
-    inputs = trace.input_tokens.sum(dtype=np.int64)
-    weighted = trace.ideal_hit_tokens.sum(dtype=np.int64) / inputs
-    figures = {"ideal hit, token-weighted (%)": 100 * float(weighted)}
+    figures = {"ideal hit, token-weighted (%)": 100 * trace.ideal_hit_token_weighted}
     figures["second turns hitting under 90% (%)"] = 100 * float((rates[second] < _LOW).mean())
     figures["later turns hitting under 50% (%)"] = 100 * float((rates[later] < _VERY_LOW).mean())
     for name, values in (("first prompt, tokens", first), ("growth a turn, tokens", grown)):

@@ -47,7 +47,6 @@ class Job:
         """
         result.create(self.path)
         self._begin()
-        began_s = time.perf_counter()
         ending: list[str] = []
         code: int | None = None
         try:
@@ -55,11 +54,9 @@ class Job:
         except KeyboardInterrupt:
             ending, code = ["interrupted"], EXIT_INTERRUPTED
         except BaseException as error:
-            self._manifest["wall_s"] = round(time.perf_counter() - began_s, 3)
             with suppress(HarnessError):
                 say(self._conclude([f"ended by {type(error).__name__}: {error}"]))
             raise
-        self._manifest["wall_s"] = round(time.perf_counter() - began_s, 3)
         self._manifest["partial"] = bool(ending)
         say(self._conclude(ending))
         valid = self._manifest["validity"]["valid"]
@@ -84,6 +81,13 @@ class Job:
         result.write_manifest(self.path, self._manifest)
 
     def _replay(self) -> None:
+        began_s = time.perf_counter()
+        try:
+            self._write_records()
+        finally:
+            self._manifest["wall_s"] = round(time.perf_counter() - began_s, 3)
+
+    def _write_records(self) -> None:
         with (
             result.RecordWriter(self.path) as writer,
             progress(self.name, len(self.trace)) as bar,

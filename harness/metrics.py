@@ -134,6 +134,16 @@ def column(records: pa.Table, name: str) -> NDArray[np.float64]:
     return values
 
 
+def ideal_hit_rates(records: pa.Table) -> NDArray[np.float64]:
+    """What share of each prompt an infinite cache would have held: (rows,)."""
+    return column(records, "ideal_hit_tokens") / column(records, "input_tokens")
+
+
+def served_hit_rates(records: pa.Table) -> NDArray[np.float64]:
+    """What share of each prompt the server says it had cached: (rows,). NaN: it does not say."""
+    return column(records, "served_hit_tokens") / column(records, "served_input_tokens")
+
+
 def status_is(records: pa.Table, status: str) -> NDArray[np.bool_]:
     """Which records ended so: (rows,)."""
     mask: NDArray[np.bool_] = (
@@ -174,8 +184,7 @@ def summarise(records: pa.Table, window: Window, backend: str) -> pa.Table:
     """
     inside = measured(records, window)
     bounds = window.bounds(records)
-    ideal = column(records, "ideal_hit_tokens") / column(records, "input_tokens")
-    bins = hit_bin(ideal)
+    bins = hit_bin(ideal_hit_rates(records))
     strata = {"all": np.ones(len(inside), bool)}
     strata |= {f"hit {label}": bins == at for at, label in enumerate(HIT_LABELS)}
     agents = np.array(records.column("agent").to_pylist())
@@ -243,10 +252,9 @@ def _rates(records: pa.Table, bounds: tuple[float, float]) -> dict[str, float]:
     end_s = max(last_s, float(ends.max())) if len(ends) else last_s
     lasted_s = end_s - first_s
     per_s = 1 / lasted_s if lasted_s > 0 else math.nan
-    inputs = column(records, "input_tokens")
-    served = column(good, "served_hit_tokens") / column(good, "served_input_tokens")
+    served = served_hit_rates(good)
     served = served[~np.isnan(served)]
-    ideal = column(records, "ideal_hit_tokens") / inputs
+    ideal = ideal_hit_rates(records)
     return {
         "requests_per_s": good.num_rows * per_s,
         # NaN, and so null, where any answer came without its count: a sum would be too low.

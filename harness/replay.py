@@ -200,24 +200,23 @@ class Replay:
             await self._answer(row, chunks)
             end_s = self._record(row, sent_s, chunks, OK)
         except BackendError as error:
-            self._record(row, sent_s, chunks, FAILED, f"{type(error).__name__}: {error}")
-            self._broke(row, self._loop.time() - self._zero_s)
-        except BaseException as error:
-            if self._recorded[row]:  # the disk failed, and not the request
-                raise
-            if isinstance(error, asyncio.CancelledError):
-                if not self._closing:  # not ours: the backend let go of it by itself
-                    self._record(row, sent_s, chunks, FAILED, "the backend cancelled it")
-                    self._broke(row, self._loop.time() - self._zero_s)
-                    self._arm()
-                    return
+            self._failed(row, sent_s, chunks, f"{type(error).__name__}: {error}")
+        except asyncio.CancelledError:
+            if self._closing:
                 self._record(row, sent_s, chunks, CANCELLED, "the run was interrupted")
-            else:
+                raise
+            self._failed(row, sent_s, chunks, "the backend cancelled it")  # by itself, not for us
+        except BaseException as error:
+            if not self._recorded[row]:  # else the disk failed, and not the request
                 self._record(row, sent_s, chunks, CANCELLED, f"{type(error).__name__}: {error}")
             raise
         else:
             self._ended(row, end_s)
         self._arm()
+
+    def _failed(self, row: int, sent_s: float, chunks: list[Chunk], error: str) -> None:
+        self._record(row, sent_s, chunks, FAILED, error)
+        self._broke(row, self._loop.time() - self._zero_s)
 
     async def _answer(self, row: int, chunks: list[Chunk]) -> None:
         """Gather the chunks as they come: those before a failure are kept."""

@@ -84,6 +84,7 @@ def jobs(config: DictConfig, trace: Trace, out: Path) -> list[Job]:
     pacing: Pacing = build(config, "pacing")
     plan = pacing.plan(trace, stream(config.seed, "pacing"))
     window: metrics.Window = build(config, "window")
+    asked = manifest.asked(config)
     built = []
     for name in config.backend:
         where = f"backend.{name}"
@@ -103,7 +104,7 @@ def jobs(config: DictConfig, trace: Trace, out: Path) -> list[Job]:
                 loop=loop,
                 window=window,
                 timeout_s=config.timeout_s,
-                asked=manifest.asked(config),
+                asked=asked,
             )
         )
     return built

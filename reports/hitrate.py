@@ -18,7 +18,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from numpy.typing import NDArray
 
-from harness.metrics import HIT_EDGES, HIT_LABELS, column, hit_bin, status_is
+from harness.metrics import (
+    HIT_EDGES,
+    HIT_LABELS,
+    column,
+    hit_bin,
+    ideal_hit_rates,
+    served_hit_rates,
+    status_is,
+)
 from harness.record import OK
 from harness.report import Figure
 from harness.result import Run
@@ -115,9 +123,8 @@ def _panels(runs: list[Run], names: dict[Path, str]) -> list[Panel]:
         scheduled_s = column(records, "scheduled_s")
         label = names[run.path]
         if not panels:
-            ideal = column(records, "ideal_hit_tokens") / column(records, "input_tokens")
-            panels.append(Panel.of(label, "ideal", scheduled_s, ideal))
-        served = column(records, "served_hit_tokens") / column(records, "served_input_tokens")
+            panels.append(Panel.of(label, "ideal", scheduled_s, ideal_hit_rates(records)))
+        served = served_hit_rates(records)
         served[~status_is(records, OK)] = np.nan
         panels.append(Panel.of(label, "served", scheduled_s, served))
     return panels

@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter
 
 from harness.errors import ConfigError
-from harness.metrics import HIT_EDGES, HIT_LABELS, column, hit_bin, nearest_rank
+from harness.metrics import HIT_EDGES, HIT_LABELS, column, hit_bin, ideal_hit_rates, nearest_rank
 from harness.report import Figure
 from harness.result import Run
 from reports.canvas import canvas
@@ -140,7 +140,7 @@ class Workload:
 def profile_of(records: pa.Table, name: str) -> Profile:
     """The figures of one or more records, or turns of a trace: needs `COLUMNS`."""
     inputs, outputs = column(records, "input_tokens"), column(records, "output_tokens")
-    ideal = column(records, "ideal_hit_tokens") / inputs
+    ideal = ideal_hit_rates(records)
     return Profile(
         name=name,
         requests=records.num_rows,

@@ -63,16 +63,18 @@ class DecodeCost:
     def __post_init__(self) -> None:
         for name in ("d0_s", "d1_s", "d3_s"):
             number(f"model.decode.{name}", getattr(self, name), least=-1e6, most=1e6)
-        alone = self.d0_s + self.d1_s + self.d3_s
-        require(
-            alone > 0, "model.decode", f"{alone} s for a batch of 1", "coefficients above 0 in sum"
-        )
+        alone = f"{self.alone_s} s for a batch of 1"
+        require(self.alone_s > 0, "model.decode", alone, "coefficients above 0 in sum")
         number("model.decode.d2_s", self.d2_s, least=0)
+
+    @property
+    def alone_s(self) -> float:
+        """`batch_s` of one sequence."""
+        return self.d0_s + self.d1_s + self.d3_s
 
     def batch_s(self, batch: float) -> float:
         """The part that depends on the batch alone."""
-        alone = self.d0_s + self.d1_s + self.d3_s
-        return max(alone, self.d0_s + self.d1_s * batch + self.d3_s * sqrt(batch))
+        return max(self.alone_s, self.d0_s + self.d1_s * batch + self.d3_s * sqrt(batch))
 
 
 @dataclass(frozen=True)

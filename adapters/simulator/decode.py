@@ -137,9 +137,7 @@ class DecodePool:
     def join(self, sequence: Sequence) -> None:
         """Queue a request; it joins at the end of the step in progress once its KV fits."""
         self._waiting.append(sequence)
-        self._admit()
-        if self._joining:
-            self._cut_short()
+        self._welcome()
 
     def release(self, sequence: Sequence, left: Callable[[NDArray[np.float64]], None]) -> None:
         """Let a request go at the end of the step in progress; `left(times_s)` is then called.
@@ -153,12 +151,16 @@ class DecodePool:
                 self._joining.remove(sequence)
                 self._held_tokens -= self._needs(sequence)
             left(np.empty(0))
-            self._admit()
-            if self._joining:
-                self._cut_short()
+            self._welcome()
             return
         self._leaving.append(sequence)
         self._cut_short()
+
+    def _welcome(self) -> None:
+        """Admit who fits, and end the stretch for them."""
+        self._admit()
+        if self._joining:
+            self._cut_short()
 
     def _admit(self) -> None:
         """Let those who wait into memory while it lasts; they join at the next boundary.
