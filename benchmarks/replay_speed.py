@@ -15,7 +15,7 @@ import asyncio
 import resource
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,7 +23,7 @@ from typing import Self
 from hydra import compose, initialize_config_module
 
 from harness import result
-from harness.backend import Backend, Chunk, Description, Request, Served
+from harness.backend import Answer, Backend, Description, Request, Sample, Served
 from harness.clock import VirtualTimeLoop
 from harness.job import Job, steady_memory
 from harness.record import Record
@@ -53,15 +53,19 @@ class AtOnce:
     async def reset(self) -> None:
         """Nothing is cached."""
 
-    async def generate(self, request: Request) -> AsyncIterator[Chunk]:
+    async def generate(self, request: Request, answer: Answer) -> None:
         """The whole answer, now."""
         now_s = asyncio.get_running_loop().time()
-        served = Served(request.input_tokens, request.output_tokens)
-        yield Chunk([now_s] * request.output_tokens, served=served)
+        answer.times_s = [now_s] * request.output_tokens
+        answer.served = Served(request.input_tokens, request.output_tokens)
 
-    async def scrape(self) -> Mapping[str, float]:
+    async def scrape(self) -> Sequence[Sample]:
         """No counters."""
-        return {}
+        return ()
+
+    async def doubts(self) -> Sequence[str]:
+        """None."""
+        return ()
 
 
 def replay(job: Job, backend: Backend, write: Callable[[Record], None]) -> float:

@@ -1,16 +1,16 @@
 """What answers requests: the seam between the replay and every server, real or simulated.
 
-A backend never reads the wall clock and never writes a record. It is given requests, and gives
-back chunks that say when their bytes arrived; the replay does the rest. Whoever adds one writes a
-class with these five methods and one YAML file in the group `backend`.
+A backend never reads the wall clock and never writes a record. It is given a request and an
+`Answer` to fill as bytes arrive; the replay does the rest. Whoever adds one writes a class with
+these methods and one YAML file in the group `backend`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,15 +61,42 @@ class Served:
 
 
 @dataclass(slots=True)
-class Chunk:
-    """A piece of an answer: some tokens, or the server's closing account, or both."""
+class Answer:
+    """What came back, and when, in s on the loop's clock.
 
+    Filled by the backend as it comes, so that whatever ends a request early, an error or a
+    time-out, what had come until then is kept.
+    """
+
+    sent_s: float | None = None
+    """When the request's first byte was given to the system. None: when it was asked."""
+    sent_input_tokens: int | None = None
+    """Prompt tokens that were sent, by the client's own count."""
+    first_byte_s: float | None = None
+    """The first byte of the response, its head included."""
     times_s: Sequence[float] | NDArray[np.float64] = ()
-    """When each token's bytes arrived, ascending, on the loop's clock.
-    Where a server does not say how many tokens an event carries, one time for the event."""
-    answer: bool = True
-    """False for reasoning tokens, which are not yet an answer."""
-    served: Served | None = None
+    """When the bytes of each token arrived, ascending; see `timed_by`."""
+    first_answer_s: float | None = None
+    """The first token that is neither reasoning nor a part of it."""
+    timed_by: Literal["token", "event"] = "token"
+    """`event`: the server does not say how many tokens an event carries: one time an event."""
+    clock: Literal["kernel", "user"] | None = None
+    """Who stamped the bytes of a real server: the kernel on receipt, or this process on reading."""
+    shared_reads: int = 0
+    """Events that were read together with a later one, and so bear its (later) time."""
+    finish_reason: str | None = None
+    served: Served = field(default_factory=Served)
+
+
+class Sample(NamedTuple):
+    """One of a server's own counters."""
+
+    source: str
+    """Who said it: `P http://127.0.0.1:8101`, or `simulator`."""
+    name: str
+    labels: str
+    """As the server wrote them, `engine="0",model_name="tiny"`; empty where it has none."""
+    value: float
 
 
 @dataclass(slots=True)
@@ -107,10 +134,14 @@ class Backend(Protocol):
         """Empty every cache and prove it. Raises `BackendError` where that cannot be proven."""
         ...
 
-    def generate(self, request: Request) -> AsyncIterator[Chunk]:
-        """The answer, as it arrives. Raises `BackendError`. Closed early, it is cancelled."""
+    async def generate(self, request: Request, answer: Answer) -> None:
+        """Ask, and fill `answer` until it is whole. Raises `BackendError`. May be cancelled."""
         ...
 
-    async def scrape(self) -> Mapping[str, float]:
-        """The server's own counters now, by name; empty where it has none."""
+    async def scrape(self) -> Sequence[Sample]:
+        """The server's own counters now; empty where it has none. Raises `BackendError`."""
+        ...
+
+    async def doubts(self) -> Sequence[str]:
+        """After a replay: reasons why it did not measure what it was meant to. Empty: none."""
         ...

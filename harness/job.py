@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness import manifest, metrics, result
+from harness import fidelity, manifest, metrics, result
 from harness.backend import Backend
 from harness.clock import VirtualTimeLoop
 from harness.errors import EXIT_FAILED, EXIT_GOOD, EXIT_INTERRUPTED, HarnessError
@@ -21,6 +21,7 @@ from harness.pacing import Plan
 from harness.progress import progress
 from harness.record import Record
 from harness.replay import Replay
+from harness.series import Series
 from harness.trace import Trace
 
 
@@ -36,8 +37,12 @@ class Job:
     loop: functools.partial[asyncio.AbstractEventLoop]
     """Makes the loop that owns time."""
     window: metrics.Window
+    tolerance: fidelity.Tolerance
     timeout_s: float | None
+    scrape_s: float | None
+    """How often the backend's own counters are read; None: never."""
     asked: dict[str, Any]
+    _doubts: list[str] = field(init=False, default_factory=list)
     _manifest: dict[str, Any] = field(init=False)
 
     def run(self, say: Callable[[str], None]) -> int:
@@ -71,8 +76,10 @@ class Job:
             "clock": "virtual" if virtual else "wall",
             "trace": manifest.replayed(self.trace),
             "window": asdict(self.window),
+            "tolerance": asdict(self.tolerance),
             "counts": None,
             "validity": {"valid": False, "reasons": ["the run has not ended"]},
+            "warnings": [],
             "partial": True,
             "started": datetime.now(UTC).isoformat(),
             "ended": None,
@@ -81,11 +88,12 @@ class Job:
         result.write_manifest(self.path, self._manifest)
 
     def _replay(self) -> None:
-        began_s = time.perf_counter()
+        began_s, cpu_s = time.perf_counter(), time.process_time()
         try:
             self._write_records()
         finally:
             self._manifest["wall_s"] = round(time.perf_counter() - began_s, 3)
+            self._cpu_s = time.process_time() - cpu_s
 
     def _write_records(self) -> None:
         with (
@@ -102,17 +110,37 @@ class Job:
                 runner.run(self._enter(replay))
 
     async def _enter(self, replay: Replay) -> None:
-        async with self.backend:
-            await self.backend.reset()
-            await replay.run()
+        async with self.backend as backend:
+            await backend.reset()
+            self._manifest["backend"] |= asdict(backend.describe())  # now it knows its servers
+            result.write_manifest(self.path, self._manifest)
+            if self.scrape_s is None:
+                await replay.run()
+            else:
+                await self._watched(replay, Series(backend, self.scrape_s))
+            self._doubts += await backend.doubts()
+
+    async def _watched(self, replay: Replay, series: Series) -> None:
+        try:
+            async with series.during():
+                await replay.run()
+        finally:
+            series.write(self.path)
+            self._manifest["scrapes"] = {"made": series.scrapes, "missed": dict(series.misses)}
 
     def _conclude(self, reasons: list[str]) -> str:
         """Count, summarise and judge what is on disk; write the verdict. A line for a person."""
-        records = result.Run(self.path, self._manifest).records([*metrics.COLUMNS, "turn"])
+        columns = dict.fromkeys([*metrics.COLUMNS, *fidelity.COLUMNS, "turn"])
+        records = result.Run(self.path, self._manifest).records([*columns])
         counts = metrics.conserve(records, len(self.trace))
         reasons = [*reasons, *counts.broken]
         reasons += [f"{counts.failed} requests failed"] if counts.failed else []
         reasons += [f"{counts.unsent} requests were never sent"] if counts.unsent else []
+        self._manifest["fidelity"], off = fidelity.fidelity(records, self.tolerance)
+        self._manifest["client"], self._manifest["warnings"] = fidelity.client(
+            records, self._cpu_s, self._manifest["wall_s"]
+        )
+        reasons += off + self._doubts
         summary = metrics.summarise(records, self.window, self.name)
         if not summary.column("measured")[0].as_py():
             reasons.append("no request was measured: the window leaves out all that were sent")
@@ -122,7 +150,8 @@ class Job:
         self._manifest["ended"] = datetime.now(UTC).isoformat()
         result.write_manifest(self.path, self._manifest)
         line = _headline(self.name, summary.to_pylist()[0], self._manifest["wall_s"])
-        return f"{line}. NOT VALID: {'; '.join(reasons)}" if reasons else line
+        line = f"{line}. NOT VALID: {'; '.join(reasons)}" if reasons else line
+        return "\n".join([line, *(f"  warning: {each}" for each in self._manifest["warnings"])])
 
 
 @contextmanager

@@ -29,6 +29,21 @@ class Plan:
     """Divides the delays and gaps inside sessions."""
 
 
+@dataclass(frozen=True)
+class Shard:
+    """The sessions that one of several workers replays: each `workers`th in the order of starts."""
+
+    worker: int
+    """From 0."""
+    workers: int
+    zero_s: float
+    """The start common to all workers, on this worker's loop's clock."""
+
+    def order(self, plan: Plan) -> NDArray[np.int64]:
+        """Its sessions, in the order in which they start."""
+        return plan.order[self.worker :: self.workers]
+
+
 class Pacing(Protocol):
     """Decides when sessions start."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hydra.errors import InstantiationException
@@ -15,8 +15,8 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from harness.errors import ConfigError, HarnessError, InstallError
 
 
-def build(config: DictConfig, where: str, *, without: str = "", **more: Any) -> Any:
-    """What stands at `where` in the whole configuration, less the key `without`, and `more`.
+def build(config: DictConfig, where: str, *, without: Iterable[str] = (), **more: Any) -> Any:
+    """What stands at `where` in the whole configuration, less the keys `without`, and `more`.
 
     Raises `ConfigError` for a setting that is missing, unknown or refused, `InstallError` where
     the target's package is not the one that was meant, and the target's own `HarnessError`.
@@ -30,7 +30,8 @@ def build(config: DictConfig, where: str, *, without: str = "", **more: Any) -> 
         if not isinstance(part, DictConfig):
             raise ConfigError(f"{where} is {part!r}: it must name a _target_")
         with open_dict(part):
-            part.pop(without, None)
+            for key in without:
+                part.pop(key, None)
             part.update(more)
         return instantiate(part, _convert_="all")
     except MissingMandatoryValue as error:

@@ -37,13 +37,28 @@ class Record(NamedTuple):
     scheduled_s: float | None
     """When it was due; null where its parents never ended."""
     sent_s: float | None
+    """When its first byte was given to the system under test."""
+    first_byte_s: float | None
+    """Of the response, its head included."""
     first_token_s: float | None
     """Any token, reasoning included."""
     first_answer_s: float | None
     """The first token that is not reasoning."""
     last_token_s: float | None
     gaps_us: NDArray[np.int32] | None
-    """Microseconds from one token to the next, 2^31 - 1 at most: (served output tokens - 1,)."""
+    """Microseconds from one token to the next, 2^31 - 1 at most: (served output tokens - 1,). Where
+    `timed_by` is `event`, from one event of the stream to the next: (events - 1,)."""
+    timed_by: str | None
+    stamped_by: str | None
+    """`kernel` (bytes stamped on receipt) or `user` (on reading); null on a virtual clock."""
+    shared_reads: int
+    """Events read together with a later one, and so a little late."""
+    loop_lag_s: float | None
+    """The worst lateness of the client's own event loop while this request was under way."""
+    worker: int
+    """Which of the client's workers replayed it, from 0."""
+    sent_input_tokens: int | None
+    """Prompt tokens sent, by the client's own count."""
     served_input_tokens: int | None
     served_output_tokens: int | None
     served_hit_tokens: int | None
@@ -57,7 +72,10 @@ class Record(NamedTuple):
     """Null ends of a transfer that has bytes: the answer was whole (at the relay) before it was."""
     handoff_s: float | None
     relay_tokens: int | None
+    finish_reason: str | None
     status: str
+    error_class: str | None
+    """`ConnectFailed`, `RequestTimeout`, `BadStatus`, `BadStream`, ...; null unless failed."""
     error: str | None
 
 
@@ -74,10 +92,17 @@ SCHEMA = pa.schema(
         pa.field("ideal_hit_tokens", _i32, nullable=False),
         pa.field("scheduled_s", _f64),
         pa.field("sent_s", _f64),
+        pa.field("first_byte_s", _f64),
         pa.field("first_token_s", _f64),
         pa.field("first_answer_s", _f64),
         pa.field("last_token_s", _f64),
         pa.field("gaps_us", pa.list_(_i32)),
+        pa.field("timed_by", _text),
+        pa.field("stamped_by", _text),
+        pa.field("shared_reads", _i32, nullable=False),
+        pa.field("loop_lag_s", _f64),
+        pa.field("worker", _i32, nullable=False),
+        pa.field("sent_input_tokens", _i32),
         pa.field("served_input_tokens", _i32),
         pa.field("served_output_tokens", _i32),
         pa.field("served_hit_tokens", _i32),
@@ -90,7 +115,9 @@ SCHEMA = pa.schema(
         pa.field("transfer_bytes", _f64),
         pa.field("handoff_s", _f64),
         pa.field("relay_tokens", _i32),
+        pa.field("finish_reason", _text),
         pa.field("status", _text, nullable=False),
+        pa.field("error_class", _text),
         pa.field("error", _text),
     ]
 )

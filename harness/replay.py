@@ -14,21 +14,25 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.backend import Backend, Chunk, Request, Served
-from harness.clock import early_s
+from harness.backend import Answer, Backend, Request
+from harness.clock import Loop, early_s
 from harness.errors import BackendError, BadStream, RequestTimeout
-from harness.pacing import Plan, first_arrivals
+from harness.pacing import Plan, Shard, first_arrivals
 from harness.record import CANCELLED, FAILED, OK, UNSENT, Record
 from harness.trace import Trace
 
 
 class Replay:
-    """One pass of a trace through a backend. `run` once; `write` gets each record as it is made."""
+    """One pass of a trace, or of a shard of it, through a backend.
+
+    `run` once, on a loop of `harness.clock`; `write` gets each record as it is made.
+    """
 
     def __init__(
         self,
@@ -38,17 +42,22 @@ class Replay:
         write: Callable[[Record], None],
         *,
         timeout_s: float | None = None,
+        shard: Shard | None = None,
     ) -> None:
         self._trace = trace
         self._plan = plan
         self._backend = backend
         self._write = write
         self._timeout_s = timeout_s
+        self._shard = shard
+        self._worker = shard.worker if shard else 0
+        self._order = shard.order(plan) if shard else plan.order
+        mine = np.isin(trace.session, self._order)
+        self._recorded: NDArray[np.bool_] = ~mine
+        self._left = int(mine.sum())
         self._due: list[tuple[float, int]] = []
-        self._timer: asyncio.TimerHandle | None = None
         self._armed_s = np.inf
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._left = len(trace)
         self._closing = False
         self._read_columns()
         self._read_gates()
@@ -62,7 +71,6 @@ class Replay:
         self._input: list[int] = trace.input_tokens.tolist()
         self._output: list[int] = trace.output_tokens.tolist()
         self._ideal: list[int] = trace.ideal_hit_tokens.tolist()
-        self._recorded = np.zeros(len(trace), bool)
         self._scheduled: list[float | None] = [None] * len(trace)
 
     def _read_gates(self) -> None:
@@ -87,34 +95,37 @@ class Replay:
             self._roots.setdefault(session, []).append((offset, row))
         self._session_left: list[int] = np.bincount(trace.session).tolist()
         starts = self._plan.starts_s
-        self._next_sessions = deque(int(s) for s in self._plan.order if np.isnan(starts[s]))
+        self._next_sessions = deque(int(s) for s in self._order if np.isnan(starts[s]))
 
     async def run(self) -> None:
         """Replay everything. Raises what is not a `BackendError`; all records are written first."""
         self._loop = asyncio.get_running_loop()
-        self._zero_s = self._loop.time()
+        owner = cast("Loop", self._loop)  # `harness.run` lets no other in
+        self._zero_s = self._shard.zero_s if self._shard else self._loop.time()
         self._done: asyncio.Future[None] = self._loop.create_future()
-        for session in self._plan.order.tolist():
+        self._alarm, self._watch = owner.alarm(self._fire), owner.watch()
+        for session in self._order.tolist():
             start_s = self._plan.starts_s[session]
             if not np.isnan(start_s):
                 self._start_session(session, float(start_s))
         self._arm()
         try:
-            await self._done
+            if self._left:
+                await self._done
         finally:
             await self._wind_up()
 
     async def _wind_up(self) -> None:
         """Send nothing more, cancel what is in flight and record what was never sent."""
         self._closing = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.close()
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for row in np.flatnonzero(~self._recorded).tolist():
-            self._record(row, None, (), UNSENT, "the run ended first")
+            self._unsent(row, "the run ended first")
+        self._watch.stop()
 
     # ---- the schedule
 
@@ -128,16 +139,14 @@ class Replay:
         heapq.heappush(self._due, (due_s, row))
 
     def _arm(self) -> None:
-        """One timer, for the earliest turn due."""
+        """One alarm, for the earliest turn due."""
         if self._closing or not self._due or self._due[0][0] >= self._armed_s:
             return
-        if self._timer is not None:
-            self._timer.cancel()
         self._armed_s = self._due[0][0]
-        self._timer = self._loop.call_at(self._zero_s + self._armed_s, self._fire)
+        self._alarm.set(self._zero_s + self._armed_s)
 
     def _fire(self) -> None:
-        self._timer, self._armed_s = None, np.inf
+        self._armed_s = np.inf
         now_s = self._loop.time()
         limit_s = now_s - self._zero_s + early_s(now_s)
         due = self._due
@@ -163,8 +172,7 @@ class Replay:
             parent = orphans.pop()
             for child in self._children[self._first_child[parent] : self._first_child[parent + 1]]:
                 if not self._recorded[child]:
-                    reason = "an earlier turn of its session failed"
-                    self._record(child, None, (), UNSENT, reason)
+                    self._unsent(child, "an earlier turn of its session failed")
                     self._leave(child, end_s)
                     orphans.append(child)
         self._leave(row, end_s)
@@ -194,39 +202,40 @@ class Replay:
             del self._tasks[row]
 
     async def _attempt(self, row: int) -> None:
-        sent_s = self._loop.time() - self._zero_s
-        chunks: list[Chunk] = []
+        asked_s = self._loop.time()
+        answer = Answer()
         try:
-            await self._answer(row, chunks)
-            end_s = self._record(row, sent_s, chunks, OK)
+            await self._answer(row, answer)
+            end_s = self._record(row, asked_s, answer, OK)
         except BackendError as error:
-            self._failed(row, sent_s, chunks, f"{type(error).__name__}: {error}")
+            self._failed(row, asked_s, answer, error)
         except asyncio.CancelledError:
             if self._closing:
-                self._record(row, sent_s, chunks, CANCELLED, "the run was interrupted")
+                self._record(row, asked_s, answer, CANCELLED, words="the run was interrupted")
                 raise
-            self._failed(row, sent_s, chunks, "the backend cancelled it")  # by itself, not for us
+            # By itself, not for us.
+            self._failed(row, asked_s, answer, BadStream("the backend cancelled it"))
         except BaseException as error:
             if not self._recorded[row]:  # else the disk failed, and not the request
-                self._record(row, sent_s, chunks, CANCELLED, f"{type(error).__name__}: {error}")
+                words = f"{type(error).__name__}: {error}"
+                self._record(row, asked_s, answer, CANCELLED, words=words)
             raise
         else:
             self._ended(row, end_s)
         self._arm()
 
-    def _failed(self, row: int, sent_s: float, chunks: list[Chunk], error: str) -> None:
-        self._record(row, sent_s, chunks, FAILED, error)
+    def _failed(self, row: int, asked_s: float, answer: Answer, error: BackendError) -> None:
+        self._record(row, asked_s, answer, FAILED, kind=type(error).__name__, words=str(error))
         self._broke(row, self._loop.time() - self._zero_s)
 
-    async def _answer(self, row: int, chunks: list[Chunk]) -> None:
-        """Gather the chunks as they come: those before a failure are kept."""
-        answer = self._backend.generate(self._request(row))
+    async def _answer(self, row: int, answer: Answer) -> None:
+        request = self._request(row)
         if self._timeout_s is None:
-            await _gather(answer, chunks)
+            await self._backend.generate(request, answer)
             return
         try:
             async with asyncio.timeout(self._timeout_s):
-                await _gather(answer, chunks)
+                await self._backend.generate(request, answer)
         except TimeoutError:
             raise RequestTimeout(f"no whole answer within {self._timeout_s:g} s") from None
 
@@ -247,29 +256,30 @@ class Replay:
     def _record(
         self,
         row: int,
-        sent_s: float | None,
-        chunks: Sequence[Chunk],
+        asked_s: float,
+        answer: Answer,
         status: str,
-        error: str | None = None,
+        *,
+        kind: str | None = None,
+        words: str | None = None,
     ) -> float:
         """Write the turn's only record. Returns when its last token came, s from the run's zero.
 
         Raises `BadStream` for an answer that is said to be whole and holds no token.
         """
         zero_s = self._zero_s
-        times_s = _token_times(chunks)
+        times_s: NDArray[np.float64] = np.asarray(answer.times_s, np.float64)
         if status == OK and not len(times_s):
             raise BadStream("the answer ended without a token")
-        first_s = last_s = answer_s = gaps_us = None
+        sent_s = asked_s if answer.sent_s is None else answer.sent_s
+        end_s = float(times_s[-1]) if len(times_s) else self._loop.time()
+        first_s = last_s = gaps_us = None
         if len(times_s):
             first_s = float(times_s[0]) - zero_s
-            last_s = float(times_s[-1]) - zero_s
+            last_s = end_s - zero_s
             stamps_us: NDArray[np.int64] = np.rint(times_s * 1e6).astype(np.int64)
             gaps_us = np.minimum(stamps_us[1:] - stamps_us[:-1], _LONGEST_GAP_US).astype(np.int32)
-            answer_s = next(
-                (float(c.times_s[0]) - zero_s for c in chunks if c.answer and len(c.times_s)), None
-            )
-        served = next((c.served for c in reversed(chunks) if c.served is not None), _NOTHING_SERVED)
+        served = answer.served
         self._recorded[row] = True
         self._write(
             Record(
@@ -281,11 +291,18 @@ class Replay:
                 self._output[row],
                 self._ideal[row],
                 self._scheduled[row],
-                sent_s,
+                sent_s - zero_s,
+                _since(zero_s, answer.first_byte_s),
                 first_s,
-                answer_s,
+                _since(zero_s, answer.first_answer_s),
                 last_s,
                 gaps_us,
+                answer.timed_by if len(times_s) else None,
+                answer.clock,
+                answer.shared_reads,
+                self._watch.worst_s(sent_s, end_s),
+                self._worker,
+                answer.sent_input_tokens,
                 served.input_tokens,
                 served.output_tokens,
                 served.hit_tokens,
@@ -298,30 +315,43 @@ class Replay:
                 served.transfer_bytes,
                 _since(zero_s, served.handoff_s),
                 served.relay_tokens,
+                _clean(answer.finish_reason),
                 status,
-                # Half a character in a server's words must not cost anyone's record.
-                error and error.encode("utf-8", "backslashreplace").decode(),
+                kind,
+                _clean(words),
             )
         )
-        return last_s if last_s is not None else self._loop.time() - zero_s
+        return end_s - zero_s
+
+    def _unsent(self, row: int, words: str) -> None:
+        """The record of a turn that was never sent."""
+        self._recorded[row] = True
+        blank: dict[str, Any] = dict.fromkeys(Record._fields)
+        blank |= {
+            "turn": row,
+            "session": self._session[row],
+            "turn_index": self._turn_index[row],
+            "agent": self._agent[row],
+            "input_tokens": self._input[row],
+            "output_tokens": self._output[row],
+            "ideal_hit_tokens": self._ideal[row],
+            "scheduled_s": self._scheduled[row],
+            "shared_reads": 0,
+            "worker": self._worker,
+            "status": UNSENT,
+            "error": words,
+        }
+        self._write(Record(**blank))
 
 
-_NOTHING_SERVED = Served()
 _LONGEST_GAP_US = 2**31 - 1
 """Gaps are 32 bits wide: one of more than 35 minutes is kept as 35 minutes."""
-
-
-async def _gather(answer: AsyncIterator[Chunk], chunks: list[Chunk]) -> None:
-    async for chunk in answer:
-        chunks.append(chunk)  # noqa: PERF401 - a comprehension would lose them all on a failure
 
 
 def _since(zero_s: float, time_s: float | None) -> float | None:
     return None if time_s is None else time_s - zero_s
 
 
-def _token_times(chunks: Sequence[Chunk]) -> NDArray[np.float64]:
-    """The stamps of all chunks, in order: (tokens or events,)."""
-    if len(chunks) == 1:
-        return np.asarray(chunks[0].times_s, np.float64)
-    return np.array([time_s for chunk in chunks for time_s in chunk.times_s], np.float64)
+def _clean(words: str | None) -> str | None:
+    """Half a character in a server's words must not cost anyone's record."""
+    return words and words.encode("utf-8", "backslashreplace").decode()

@@ -8,14 +8,15 @@ out/
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from harness import manifest, metrics, result
+from harness.clock import VirtualTimeLoop, WallLoop
 from harness.errors import EXIT_GOOD, EXIT_INTERRUPTED, ConfigError
+from harness.fidelity import Tolerance
 from harness.job import Job
 from harness.pacing import Pacing
 from harness.plugins import apply, build
@@ -84,6 +85,7 @@ def jobs(config: DictConfig, trace: Trace, out: Path) -> list[Job]:
     pacing: Pacing = build(config, "pacing")
     plan = pacing.plan(trace, stream(config.seed, "pacing"))
     window: metrics.Window = build(config, "window")
+    tolerance: Tolerance = build(config, "tolerance")
     asked = manifest.asked(config)
     built = []
     for name in config.backend:
@@ -92,18 +94,23 @@ def jobs(config: DictConfig, trace: Trace, out: Path) -> list[Job]:
         if not isinstance(entry, DictConfig) or not isinstance(entry.get("loop"), DictConfig):
             raise ConfigError(f"{where}.loop is missing: name the loop that owns time")
         loop = build(config, f"{where}.loop", _partial_=True)
-        if not issubclass(loop.func, asyncio.AbstractEventLoop):
-            raise ConfigError(f"{where}.loop is {loop.func!r}: name a loop of asyncio")
+        if not (isinstance(loop.func, type) and issubclass(loop.func, VirtualTimeLoop | WallLoop)):
+            raise ConfigError(f"{where}.loop is {loop.func!r}: name a loop of harness.clock")
+        scrape_s = entry.get("scrape_s")
+        if scrape_s is not None:
+            number(f"{where}.scrape_s", scrape_s, above=0, most=1e9)
         built.append(
             Job(
                 name=str(name),
                 path=out / str(name),
                 trace=trace,
                 plan=plan,
-                backend=build(config, where, without="loop"),
+                backend=build(config, where, without=("loop", "scrape_s")),
                 loop=loop,
                 window=window,
+                tolerance=tolerance,
                 timeout_s=config.timeout_s,
+                scrape_s=scrape_s,
                 asked=asked,
             )
         )

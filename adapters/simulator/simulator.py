@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Sequence as Many
 from types import TracebackType
 from typing import Self
 
@@ -15,7 +15,7 @@ from adapters.simulator.decode import Sequence
 from adapters.simulator.engine import Engine
 from adapters.simulator.network import Flow
 from adapters.simulator.prefill import PrefillCluster, Prompt
-from harness.backend import Chunk, Description, Request, Served
+from harness.backend import Answer, Description, Request, Sample, Served
 from harness.errors import BackendError
 
 
@@ -36,10 +36,12 @@ class Job:
         "served",
     )
 
-    def __init__(self, request: Request, answer: asyncio.Future[NDArray[np.float64]]) -> None:
+    def __init__(
+        self, request: Request, answer: asyncio.Future[NDArray[np.float64]], served: Served
+    ) -> None:
         self.request = request
         self.answer = answer
-        self.served = Served(request.input_tokens, request.output_tokens)
+        self.served = served
         self.prompt: Prompt | None = None
         self.flow: Flow | None = None
         """To the (main) decode."""
@@ -84,17 +86,22 @@ class Simulator(ABC):
         self.engine.stop()
         self.attach()
 
-    async def generate(self, request: Request) -> AsyncIterator[Chunk]:
-        """The whole answer in one chunk, when its last token is out; each token has its time."""
+    async def generate(self, request: Request, answer: Answer) -> None:
+        """The whole answer at once, when its last token is out; each token has its time."""
         engine = self.engine
         engine.enter()
-        job = Job(request, asyncio.get_running_loop().create_future())
+        answer.sent_input_tokens = request.input_tokens
+        served = answer.served = Served(request.input_tokens)
+        job = Job(request, asyncio.get_running_loop().create_future(), served)
         self._asked[id(job)] = job
         self._requests += 1
         job.prompt = Prompt(request, lambda prompt: self._prefilled(job, prompt))
         self.prefill.submit(job.prompt)
         try:
-            times_s = await job.answer
+            answer.times_s = times_s = await job.answer
+            answer.first_answer_s = float(times_s[0])
+            answer.finish_reason = "length"
+            served.output_tokens = len(times_s)
         finally:
             del self._asked[id(job)]
             if not job.answer.done() or job.answer.cancelled():
@@ -102,7 +109,6 @@ class Simulator(ABC):
                 if job.prompt is not None:
                     job.prompt.gone = True
                 self.abandon(job)
-        yield Chunk(times_s, served=job.served)
 
     def _break(self, error: Exception) -> None:
         """The model itself failed: no answer can be trusted any more."""
@@ -160,9 +166,14 @@ class Simulator(ABC):
         if not job.answer.done():
             job.answer.set_result(times_s)
 
-    async def scrape(self) -> Mapping[str, float]:
+    async def scrape(self) -> Many[Sample]:
         """What is under way, and the counters."""
-        return self.load() | self.counters()
+        now = self.load() | self.counters()
+        return [Sample("simulator", name, "", float(value)) for name, value in now.items()]
+
+    async def doubts(self) -> Many[str]:
+        """None: it is what it says."""
+        return ()
 
 
 def numbers(part: object) -> dict[str, object]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from harness.backend import Chunk, Description, Request, Served
+from harness.backend import Answer, Description, Request, Sample, Served
 from harness.errors import BackendError, ConnectFailed
 
 
@@ -44,25 +44,32 @@ class Echo:
     async def reset(self) -> None:
         self.seen.clear()
 
-    async def generate(self, request: Request) -> AsyncIterator[Chunk]:
+    async def generate(self, request: Request, answer: Answer) -> None:
         self.seen.append(request)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         loop = asyncio.get_running_loop()
+        times_s: list[float] = []
+        answer.times_s = times_s
         try:
             await asyncio.sleep(self.first_s)
-            yield Chunk([loop.time()], answer=False)
+            times_s.append(loop.time())
             if (error := self.fail(request)) is not None:
                 raise error
             for _ in range(request.output_tokens - 1):
                 await asyncio.sleep(self.gap_s)
-                yield Chunk([loop.time()])
-            yield Chunk(served=Served(request.input_tokens, request.output_tokens, 64, route="P-D"))
+                times_s.append(loop.time())
+                if answer.first_answer_s is None:
+                    answer.first_answer_s = times_s[-1]
+            answer.served = Served(request.input_tokens, request.output_tokens, 64, route="P-D")
         finally:
             self.in_flight -= 1
 
-    async def scrape(self) -> Mapping[str, float]:
-        return {}
+    async def scrape(self) -> Sequence[Sample]:
+        return ()
+
+    async def doubts(self) -> Sequence[str]:
+        return ()
 
 
 def broken(turn: int, error: type[BackendError]) -> Callable[[Request], BaseException | None]:

@@ -111,7 +111,7 @@ def test_a_folder_that_exists_is_refused(tmp_path: Path) -> None:
         (["out=null"], ["out is None"]),
         (["out=7"], ["out is 7"]),
         (["backend.pdd.loop=5"], ["backend.pdd.loop"]),
-        (["backend.pdd.loop._target_=builtins.dict"], ["name a loop of asyncio"]),
+        (["backend.pdd.loop._target_=builtins.dict"], ["name a loop of harness.clock"]),
     ],
     ids=" ".join,
 )

@@ -29,6 +29,8 @@ def record(turn: int, **values: Any) -> Record:
         "sent_s": float(turn),
         "first_token_s": turn + 1.0,
         "last_token_s": turn + 2.0,
+        "shared_reads": 0,
+        "worker": 0,
         "served_input_tokens": 1000,
         "served_output_tokens": 11,
         "served_hit_tokens": 900,

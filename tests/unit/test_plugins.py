@@ -60,7 +60,7 @@ def test_two_owners_of_a_package_are_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 OUTSIDE = """
 echo:
-  loop: {_target_: asyncio.SelectorEventLoop}
+  loop: {_target_: harness.clock.WallLoop}
   _target_: tests.unit.echo.Echo
   first_s: 0.002
   gap_s: 0.0

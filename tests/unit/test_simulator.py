@@ -22,7 +22,7 @@ from adapters.simulator import (
 from adapters.simulator.decode import Sequence
 from adapters.simulator.prefill import Prompt
 from harness import metrics
-from harness.backend import Request
+from harness.backend import Answer, Request
 from harness.clock import VirtualTimeLoop
 from harness.errors import BackendError, ConfigError
 from harness.pacing import Recorded
@@ -41,7 +41,7 @@ def configured(*overrides: str) -> Any:
 
 
 def backend(name: str, *overrides: str) -> Any:
-    return build(configured(*overrides), f"backend.{name}", without="loop")
+    return build(configured(*overrides), f"backend.{name}", without=("loop", "scrape_s"))
 
 
 def drive(system: Any, trace: Trace) -> dict[int, Record]:
@@ -283,8 +283,7 @@ def test_a_cancelled_request_frees_what_it_held(name: str, after_s: float) -> No
     ]
 
     async def ask(request: Request) -> None:
-        async for _ in system.generate(request):
-            pass
+        await system.generate(request, Answer())
 
     async def main() -> None:
         async with system:
@@ -307,8 +306,7 @@ def test_a_busy_system_is_not_reset() -> None:
     async def main() -> None:
         async with system:
             request = Request(0, 0, 0, 60_000, 100, 64, [(0, 900)], "main")
-            answer = system.generate(request)
-            task = asyncio.ensure_future(anext(answer))
+            task = asyncio.ensure_future(system.generate(request, Answer()))
             await asyncio.sleep(0.01)
             with pytest.raises(BackendError, match="under way"):
                 await system.reset()
@@ -402,9 +400,9 @@ def test_the_relay_takes_only_what_it_has_room_for() -> None:
 
     async def ask(number: int) -> None:
         request = Request(number, number, 0, 60_000, 10, 64, [(number * 1000, 937)], "main")
-        async for chunk in system.generate(request):
-            assert chunk.served is not None
-            routes.append(chunk.served.route)
+        answer = Answer()
+        await system.generate(request, answer)
+        routes.append(answer.served.route)
 
     async def main() -> None:
         async with system, asyncio.TaskGroup() as group:

@@ -23,7 +23,7 @@ from adapters.simulator import (
 )
 from adapters.simulator.decode import Sequence
 from adapters.simulator.engine import Engine
-from harness.backend import Chunk, Request, Served
+from harness.backend import Answer, Request, Served
 from harness.clock import VirtualTimeLoop
 from harness.errors import BackendError, ConfigError
 from tests.simulated import play
@@ -62,10 +62,9 @@ def ask(number: int = 0, inputs: int = 1000, outputs: int = 30) -> Request:
 
 
 async def answer(system: Any, request: Request) -> tuple[np.ndarray, Served]:
-    chunks: list[Chunk] = [chunk async for chunk in system.generate(request)]
-    (chunk,) = chunks
-    assert chunk.served is not None
-    return np.asarray(chunk.times_s), chunk.served
+    answer = Answer()
+    await system.generate(request, answer)
+    return np.asarray(answer.times_s), answer.served
 
 
 def virtually(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -139,7 +138,7 @@ def test_what_is_done_is_counted() -> None:
     async def main() -> None:
         async with system:
             await answer(system, ask())
-            counters.update(await system.scrape())
+            counters.update({each.name: each.value for each in await system.scrape()})
             await system.reset()
             assert not any(system.counters().values())
 
