@@ -73,11 +73,11 @@ class StampedTransport(httpx.AsyncBaseTransport):
         if connection is None:
             connection = await self._connect(origin, timeout.get("connect"))
         try:
-            await connection.send(_head(request, len(content)) + content, timeout.get("read"))
+            data = _head(request, len(content)) + content
+            return await connection.send(data, timeout.get("read"))
         except BaseException:
             connection.close()
             raise
-        return connection.response()
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -277,8 +277,8 @@ class _Connection:
         self._watchdog: asyncio.TimerHandle | None = None
         self._stall_s: float | None = None
 
-    async def send(self, data: bytes, stall_s: float | None) -> None:
-        """Send a request; return when the response's head is whole."""
+    async def send(self, data: bytes, stall_s: float | None) -> httpx.Response:
+        """Send a request; return the response as soon as its head is whole."""
         self._body = body = StampedBody(self)
         self._headers = []
         self._read = 0
@@ -290,15 +290,11 @@ class _Connection:
             self._watchdog = self._loop.call_later(stall_s, self._watch)
         self.wire.write(data)
         await self._head
-
-    def response(self) -> httpx.Response:
-        """The response whose head has come."""
-        assert self._body is not None  # noqa: S101 - `send` made it
         return httpx.Response(
             self._status,
             headers=self._headers,
-            stream=self._body,
-            extensions={"http_version": b"HTTP/1.1", "stamped": self._body},
+            stream=body,
+            extensions={"http_version": b"HTTP/1.1", "stamped": body},
         )
 
     def close(self) -> None:

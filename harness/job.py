@@ -13,14 +13,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from omegaconf import DictConfig
+
 from harness import fidelity, manifest, metrics, result
 from harness.backend import Backend
 from harness.clock import VirtualTimeLoop
 from harness.errors import EXIT_FAILED, EXIT_GOOD, EXIT_INTERRUPTED, HarnessError
+from harness.host import Account, Crew, Host, Work
 from harness.pacing import Plan
 from harness.progress import progress
 from harness.record import Record
-from harness.replay import Replay
 from harness.series import Series
 from harness.trace import Trace
 
@@ -42,6 +45,10 @@ class Job:
     scrape_s: float | None
     """How often the backend's own counters are read; None: never."""
     asked: dict[str, Any]
+    host: Host
+    config: DictConfig
+    """All that was composed, for a host that replays elsewhere."""
+    _account: Account = field(init=False, default_factory=Account)
     _doubts: list[str] = field(init=False, default_factory=list)
     _manifest: dict[str, Any] = field(init=False)
 
@@ -55,12 +62,14 @@ class Job:
         ending: list[str] = []
         code: int | None = None
         try:
-            self._replay()
+            self._replay(say)
+            ending += self._account.ending
         except KeyboardInterrupt:
-            ending, code = ["interrupted"], EXIT_INTERRUPTED
+            ending, code = ["interrupted", *self._account.ending], EXIT_INTERRUPTED
         except BaseException as error:
             with suppress(HarnessError):
-                say(self._conclude([f"ended by {type(error).__name__}: {error}"]))
+                ending = [f"ended by {type(error).__name__}: {error}", *self._account.ending]
+                say(self._conclude(ending))
             raise
         self._manifest["partial"] = bool(ending)
         say(self._conclude(ending))
@@ -74,6 +83,7 @@ class Job:
             **self.asked,
             "backend": asdict(self.backend.describe()) | {"name": self.name},
             "clock": "virtual" if virtual else "wall",
+            "workers": [],
             "trace": manifest.replayed(self.trace),
             "window": asdict(self.window),
             "tolerance": asdict(self.tolerance),
@@ -87,15 +97,16 @@ class Job:
         }
         result.write_manifest(self.path, self._manifest)
 
-    def _replay(self) -> None:
+    def _replay(self, say: Callable[[str], None]) -> None:
         began_s, cpu_s = time.perf_counter(), time.process_time()
         try:
-            self._write_records()
+            self._write_records(say)
         finally:
+            self._manifest["workers"] = self._account.workers
             self._manifest["wall_s"] = round(time.perf_counter() - began_s, 3)
-            self._cpu_s = time.process_time() - cpu_s
+            self._cpu_s = time.process_time() - cpu_s + self._account.cpu_s
 
-    def _write_records(self) -> None:
+    def _write_records(self, say: Callable[[str], None]) -> None:
         with (
             result.RecordWriter(self.path) as writer,
             progress(self.name, len(self.trace)) as bar,
@@ -105,25 +116,38 @@ class Job:
                 writer.append(record)
                 bar.advance()
 
-            replay = Replay(self.trace, self.plan, self.backend, write, timeout_s=self.timeout_s)
-            with steady_memory(), asyncio.Runner(loop_factory=self.loop) as runner:
-                runner.run(self._enter(replay))
+            def write_batch(batch: pa.RecordBatch) -> None:
+                writer.append_batch(batch)
+                for _ in range(batch.num_rows):
+                    bar.advance()
 
-    async def _enter(self, replay: Replay) -> None:
-        async with self.backend as backend:
+            work = Work(
+                self.config, self.name, self.trace, self.plan, self.backend, self.timeout_s,
+                write, write_batch, say,
+            )  # fmt: skip
+            crew = self.host.crew(work)
+            try:
+                with steady_memory(), asyncio.Runner(loop_factory=self.loop) as runner:
+                    runner.run(self._enter(crew))
+            finally:
+                self._account = crew.account()
+
+    async def _enter(self, crew: Crew) -> None:
+        async with self.backend as backend, crew:
             await backend.reset()
             self._manifest["backend"] |= asdict(backend.describe())  # now it knows its servers
+            self._manifest["workers"] = crew.account().workers
             result.write_manifest(self.path, self._manifest)
             if self.scrape_s is None:
-                await replay.run()
+                await crew.run()
             else:
-                await self._watched(replay, Series(backend, self.scrape_s))
+                await self._watched(crew, Series(backend, self.scrape_s))
             self._doubts += await backend.doubts()
 
-    async def _watched(self, replay: Replay, series: Series) -> None:
+    async def _watched(self, crew: Crew, series: Series) -> None:
         try:
             async with series.during():
-                await replay.run()
+                await crew.run()
         finally:
             series.write(self.path)
             self._manifest["scrapes"] = {"made": series.scrapes, "missed": dict(series.misses)}
@@ -140,6 +164,7 @@ class Job:
         self._manifest["client"], self._manifest["warnings"] = fidelity.client(
             records, self._cpu_s, self._manifest["wall_s"]
         )
+        self._manifest["warnings"] += self._account.warnings
         reasons += off + self._doubts
         summary = metrics.summarise(records, self.window, self.name)
         if not summary.column("measured")[0].as_py():

@@ -163,6 +163,14 @@ class RecordWriter:
         if len(self._rows) >= _BATCH_ROWS:
             self._flush()
 
+    def append_batch(self, batch: pa.RecordBatch) -> None:
+        """Keep records that came as Arrow, of `SCHEMA`. They are on disk when this returns."""
+        with self._lock:
+            if self._error is None:
+                self._guard(lambda: self._write(batch))
+        if self._error is not None:
+            raise self._error
+
     def _flush_often(self) -> None:
         while not self._ending.wait(_FLUSH_S):
             self._flush()
@@ -173,7 +181,7 @@ class RecordWriter:
             count = len(self._rows)
             if not count or self._error is not None:
                 return
-            self._guard(lambda: self._write(list(itertools.islice(self._rows, count))))
+            self._guard(lambda: self._write(to_batch(list(itertools.islice(self._rows, count)))))
             if self._error is None:
                 for _ in range(count):
                     self._rows.popleft()
@@ -188,13 +196,13 @@ class RecordWriter:
                 f"{self._folder} cannot be written any more: {error}. What was written is kept"
             )
 
-    def _write(self, rows: list[Record]) -> None:
+    def _write(self, batch: pa.RecordBatch) -> None:
         if self._stream is None:
             self._file = self._part_path("arrows").open("xb", buffering=0)
             options = pa.ipc.IpcWriteOptions(compression="lz4")
             self._stream = pa.ipc.new_stream(self._file, SCHEMA, options=options)
-        self._stream.write_batch(to_batch(rows))
-        self._in_part += len(rows)
+        self._stream.write_batch(batch)
+        self._in_part += batch.num_rows
         if self._in_part >= self._part_rows:
             self._finish_part()
 

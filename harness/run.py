@@ -8,17 +8,22 @@ out/
 
 from __future__ import annotations
 
+import secrets
+import asyncio
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from harness import manifest, metrics, result
+from harness.backend import Backend
 from harness.clock import VirtualTimeLoop, WallLoop
 from harness.errors import EXIT_GOOD, EXIT_INTERRUPTED, ConfigError
 from harness.fidelity import Tolerance
+from harness.host import Host
 from harness.job import Job
-from harness.pacing import Pacing
+from harness.pacing import Pacing, Plan
 from harness.plugins import apply, build
 from harness.seed import stream
 from harness.settings import number, whole
@@ -33,6 +38,8 @@ def run(config: DictConfig, out: Path, say: Callable[[str], None]) -> int:
     _check(config)
     result.refuse_existing(out)
     written = manifest.without_secrets(OmegaConf.to_yaml(config, resolve=False))
+    if config.salt is None:
+        config.salt = secrets.token_hex(8)
     trace = load_trace(config)
     say(describe(trace))
     todo = jobs(config, trace, out)
@@ -82,21 +89,17 @@ def _check(config: DictConfig) -> None:
 
 def jobs(config: DictConfig, trace: Trace, out: Path) -> list[Job]:
     """One a backend, all built before the first runs, so that a bad setting costs no run."""
-    pacing: Pacing = build(config, "pacing")
-    plan = pacing.plan(trace, stream(config.seed, "pacing"))
+    plan = paced(config, trace)
     window: metrics.Window = build(config, "window")
     tolerance: Tolerance = build(config, "tolerance")
+    host: Host = build(config, "host")
     asked = manifest.asked(config)
     built = []
     for name in config.backend:
         where = f"backend.{name}"
-        entry = config.backend[name]
-        if not isinstance(entry, DictConfig) or not isinstance(entry.get("loop"), DictConfig):
-            raise ConfigError(f"{where}.loop is missing: name the loop that owns time")
-        loop = build(config, f"{where}.loop", _partial_=True)
-        if not (isinstance(loop.func, type) and issubclass(loop.func, VirtualTimeLoop | WallLoop)):
-            raise ConfigError(f"{where}.loop is {loop.func!r}: name a loop of harness.clock")
-        scrape_s = entry.get("scrape_s")
+        backend, loop = answering(config, name)
+        host.check(where, loop.func)
+        scrape_s = config.backend[name].get("scrape_s")
         if scrape_s is not None:
             number(f"{where}.scrape_s", scrape_s, above=0, most=1e9)
         built.append(
@@ -105,13 +108,35 @@ def jobs(config: DictConfig, trace: Trace, out: Path) -> list[Job]:
                 path=out / str(name),
                 trace=trace,
                 plan=plan,
-                backend=build(config, where, without=("loop", "scrape_s")),
+                backend=backend,
                 loop=loop,
                 window=window,
                 tolerance=tolerance,
                 timeout_s=config.timeout_s,
                 scrape_s=scrape_s,
                 asked=asked,
+                host=host,
+                config=config,
             )
         )
     return built
+
+
+def paced(config: DictConfig, trace: Trace) -> Plan:
+    """When each session starts: the same in every process that asks."""
+    pacing: Pacing = build(config, "pacing")
+    return pacing.plan(trace, stream(config.seed, "pacing"))
+
+
+def answering(
+    config: DictConfig, name: str
+) -> tuple[Backend, functools.partial[asyncio.AbstractEventLoop]]:
+    """The backend of that name, and what makes the loop that it runs on."""
+    where = f"backend.{name}"
+    entry = config.backend[name]
+    if not isinstance(entry, DictConfig) or not isinstance(entry.get("loop"), DictConfig):
+        raise ConfigError(f"{where}.loop is missing: name the loop that owns time")
+    loop = build(config, f"{where}.loop", _partial_=True)
+    if not (isinstance(loop.func, type) and issubclass(loop.func, VirtualTimeLoop | WallLoop)):
+        raise ConfigError(f"{where}.loop is {loop.func!r}: name a loop of harness.clock")
+    return build(config, where, without=("loop", "scrape_s")), loop

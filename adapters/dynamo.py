@@ -1,0 +1,80 @@
+"""NVIDIA Dynamo's frontend: which workers took a request, and the hits that its router counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapters.completion import Completion
+from adapters.fleet import Counters
+from adapters.openai import OpenAI
+from harness.backend import Answer, Request
+
+_REQUESTS = "dynamo_component_requests_total"
+_DECODE = ("D", "RLD", "MD")
+
+
+class Dynamo(OpenAI):
+    """Name the workers' own ports in `metrics`: they have /metrics and nothing else."""
+
+    engine = "dynamo"
+
+    async def reset(self) -> None:
+        """As any, and note the counters that a replay must move."""
+        await super().reset()
+        self._before = Counters(await self.fleet.scrape())
+
+    async def doubts(self) -> Sequence[str]:
+        """Every request that decode took must have been at prefill too."""
+        if "P" not in self.fleet.pages:
+            return ()
+        after = Counters(await self.fleet.scrape())
+        prefilled = after.grown(self._before, "P", _REQUESTS)
+        decoded = after.grown(self._before, _DECODE, _REQUESTS)
+        self.facts["pd_counters"] = {"P requests": prefilled, "D requests": decoded}
+        if prefilled is None or decoded is None:
+            return [f"nothing proves disaggregation: P or D has no counter {_REQUESTS}"]
+        if not prefilled or prefilled < decoded:
+            return [f"P took {prefilled:,.0f} requests, and D {decoded:,.0f}: some skipped prefill"]
+        return ()
+
+    def reading(self, answer: Answer) -> Completion:
+        """With `nvext`."""
+        return Extended(answer)
+
+    def body(self, prompt: NDArray[np.int64] | str, request: Request) -> dict[str, Any]:
+        """Asks for `nvext`."""
+        fields = {"extra_fields": ["worker_id", "timing"]}
+        return {"nvext": fields} | super().body(prompt, request)
+
+
+class Extended(Completion):
+    """Reads `nvext`. `cached_tokens` is 0 in a disaggregated answer, whatever was cached."""
+
+    def understand(self, payload: Mapping[str, Any], time_s: float, read: int) -> None:
+        """One event that is no error."""
+        super().understand(payload, time_s, read)
+        more = payload.get("nvext") or {}
+        workers = more.get("worker_id") or {}
+        served = self.answer.served
+        if workers.get("prefill_worker_id") is not None:
+            served.route = (
+                "P-D" if workers["prefill_worker_id"] != workers.get("decode_worker_id") else "PD"
+            )
+        rate = (more.get("timing") or {}).get("kv_hit_rate")
+        if rate is not None:
+            self._rate = rate
+
+    def settle(self) -> None:
+        """The router's hit rate, of its blocks, in tokens."""
+        super().settle()
+        served = self.answer.served
+        if served.route == "P-D":
+            served.hit_tokens = None
+        if self._rate is not None and served.input_tokens is not None:
+            served.hit_tokens = round(self._rate * served.input_tokens)
+
+    _rate: float | None = None

@@ -1,0 +1,118 @@
+"""SGLang, alone or disaggregated behind its router: `/generate` and what else it adds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapters.completion import Completion
+from adapters.fleet import Counters
+from adapters.openai import Endpoint, OpenAI
+from harness.backend import Answer, Request, Sample
+from harness.errors import BackendError, BadStatus
+
+_BUSY = ("sglang:num_running_reqs", "sglang:num_queue_reqs")
+_MODES = {"P": "prefill", "D": "decode", "MD": "decode", "RLD": "decode"}
+_DECODE = ("D", "RLD", "MD")
+_IDLE_S = 60.0
+_SHORT = 0.9
+
+
+class Sglang(OpenAI):
+    """`endpoint=generate` sends token ids, which its router takes nowhere else."""
+
+    engine = "sglang"
+    paths: ClassVar[dict[Endpoint, str]] = OpenAI.paths | {"generate": "/generate"}
+
+    async def look(self) -> None:
+        """And each server's version and mode. Raises `BackendError` for a role it does not play."""
+        await super().look()
+        self.facts["versions"] = dict(await self.fleet.on_each(self._version))
+
+    async def _version(self, role: str, url: str) -> tuple[str, str]:
+        said = await self.fleet.get(f"{url}/server_info")
+        mode = said.get("disaggregation_mode")
+        if "P" in self.fleet.servers and mode != _MODES[role]:
+            raise BackendError(f"{url} is named as {role}, but its disaggregation_mode is {mode!r}")
+        self.facts["context_tokens"] = said.get("context_length") or self.facts["context_tokens"]
+        return f"{role} {url}", str(said.get("version"))
+
+    async def reset(self) -> None:
+        """As any, and note the counters that a replay must move."""
+        await super().reset()
+        self._before = Counters(await self.fleet.scrape())
+
+    async def flush(self) -> str | None:
+        """Wait until idle, then empty P, D and RLD; by way of the router where none is named."""
+        await self.fleet.until_idle(_busy, _IDLE_S)
+        urls = [url for _, url in self.fleet.workers] or [self.url]
+        try:
+            for url in urls:
+                await self.fleet.post(f"{url}/flush_cache?timeout={_IDLE_S:g}")
+        except BadStatus as error:
+            return str(error)
+        return None
+
+    async def doubts(self) -> Sequence[str]:
+        """Every request that decode answered must have been sent to it by prefill."""
+        if "P" not in self.fleet.servers:
+            return ()
+        after = Counters(await self.fleet.scrape())
+        sent = after.grown(self._before, "P", "sglang:kv_transfer_latency_ms_count")
+        prefilled = after.grown(self._before, "P", "sglang:prompt_tokens_total")
+        answered = after.grown(self._before, _DECODE, "sglang:num_requests_total")
+        self.facts["pd_counters"] = {
+            "P prompt_tokens": prefilled,
+            "P kv_transfers": sent,
+            "D requests": answered,
+        }
+        if sent is None or prefilled is None or answered is None:
+            return ["nothing proves disaggregation: P or D has no counters: use --enable-metrics"]
+        if sent < _SHORT * answered or not sent:
+            return [f"P sent {sent:,.0f} KV caches for {answered:,.0f} requests that D answered"]
+        return ()
+
+    def reading(self, answer: Answer) -> Completion:
+        """`/generate` has a form of its own."""
+        return Generated(answer) if self.endpoint == "generate" else super().reading(answer)
+
+    def body(self, prompt: NDArray[np.int64] | str, request: Request) -> dict[str, Any]:
+        """`/generate` has a form of its own."""
+        if self.endpoint != "generate":
+            return super().body(prompt, request)
+        sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": request.output_tokens}
+        if self.ignore_eos:
+            sampling["ignore_eos"] = True
+        key = "text" if isinstance(prompt, str) else "input_ids"
+        return {key: prompt, "sampling_params": sampling, "stream": True} | self.extra
+
+
+class Generated(Completion):
+    """The stream of `/generate`: ids and text so far, or new with `--incremental-streaming-output`.
+
+    How many tokens there are is in `meta_info`, always.
+    """
+
+    def understand(self, payload: Mapping[str, Any], time_s: float, read: int) -> None:
+        """One event that is no error."""
+        meta = payload.get("meta_info") or {}
+        served = self.answer.served
+        served.input_tokens = meta.get("prompt_tokens", served.input_tokens)
+        served.hit_tokens = meta.get("cached_tokens", served.hit_tokens)
+        total = meta.get("completion_tokens")
+        ids = payload.get("output_ids") or []
+        so_far = len(self.token_ids)
+        if total is not None and total > so_far:
+            served.output_tokens = total
+            self.token_ids += ids[so_far - total :] if len(ids) >= total - so_far else ids
+            self.token_ids += [-1] * (total - len(self.token_ids))  # not told, but there
+            self.token(time_s, read, total - so_far, answer=True)
+        reason = meta.get("finish_reason")
+        if isinstance(reason, Mapping):
+            if reason.get("type") == "abort":
+                self.error = self.error or f"aborted: {reason.get('message')}"
+            reason = reason.get("type")
+        self.ended(reason)
