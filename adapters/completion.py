@@ -66,7 +66,7 @@ class Completion:
         if event.name == b"error" or is_error(payload):
             self.error = self.error or message(payload)
             return
-        if isinstance(payload, Mapping):
+        if isinstance(payload, dict):
             self.understand(payload, time_s, read)
 
     def understand(self, payload: Mapping[str, Any], time_s: float, read: int) -> None:
@@ -149,7 +149,7 @@ def load(data: bytes) -> Any:
 
 def is_error(payload: Any) -> bool:
     """Whether a server means it as an error: nested, flat, or of FastAPI."""
-    if not isinstance(payload, Mapping):
+    if not isinstance(payload, dict):
         return False
     flat = "message" in payload and ("code" in payload or payload.get("object") == "error")
     return bool(payload.get("error")) or flat
@@ -157,7 +157,7 @@ def is_error(payload: Any) -> bool:
 
 def message(payload: Any) -> str:
     """What an error says, whatever its form."""
-    while isinstance(payload, Mapping):
+    while isinstance(payload, dict):
         payload = next(
             (payload[key] for key in ("error", "message", "detail") if payload.get(key)),
             json.dumps(payload),

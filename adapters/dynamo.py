@@ -22,18 +22,13 @@ class Dynamo(OpenAI):
 
     engine = "dynamo"
 
-    async def reset(self) -> None:
-        """As any, and note the counters that a replay must move."""
-        await super().reset()
-        self._before = Counters(await self.fleet.scrape())
-
     async def doubts(self) -> Sequence[str]:
         """Every request that decode took must have been at prefill too."""
         if "P" not in self.fleet.pages:
             return ()
         after = Counters(await self.fleet.scrape())
-        prefilled = after.grown(self._before, "P", _REQUESTS)
-        decoded = after.grown(self._before, _DECODE, _REQUESTS)
+        prefilled = after.grown(self.before, "P", _REQUESTS)
+        decoded = after.grown(self.before, _DECODE, _REQUESTS)
         self.facts["pd_counters"] = {"P requests": prefilled, "D requests": decoded}
         if prefilled is None or decoded is None:
             return [f"nothing proves disaggregation: P or D has no counter {_REQUESTS}"]

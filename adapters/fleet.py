@@ -106,12 +106,12 @@ class Fleet:
             return [Sample(source, "up", "", 0.0)]
         return [Sample(source, "up", "", 1.0), *samples]
 
-    async def until_idle(self, busy: Callable[[Sample], bool], within_s: float) -> None:
-        """Wait until no sample is `busy`. Raises `BackendError` if that takes too long."""
+    async def until_idle(self, busy: Sequence[str], within_s: float) -> None:
+        """Wait until these counters are 0. Raises `BackendError` if that takes too long."""
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + within_s
         while True:
-            now = [sample for sample in await self.scrape() if busy(sample)]
+            now = [each for each in await self.scrape() if each.name in busy and each.value > 0]
             if not now:
                 return
             if loop.time() > give_up_s:

@@ -16,7 +16,7 @@ import orjson
 from numpy.typing import NDArray
 
 from adapters.completion import Completion, is_error, load, message_of
-from adapters.fleet import Fleet, as_ours, base_url
+from adapters.fleet import Counters, Fleet, as_ours, base_url
 from adapters.prompts import Histories, Tokens, Words
 from adapters.transport import StampedBody, StampedTransport
 from harness.backend import Answer, Description, Request, Sample
@@ -28,6 +28,7 @@ _PROBE_TOKENS = 256
 _PROBE_WORDS = (16, 48)
 Endpoint = Literal["completions", "chat", "generate"]
 _OK = 200
+_IDLE_S = 60.0
 
 
 class OpenAI:
@@ -42,6 +43,12 @@ class OpenAI:
 
     engine = "openai"
     empty_is_token = False
+    flush_path: ClassVar[str] = ""
+    """Where a POST empties a server's cache; none is known where this is empty."""
+    flush_help: ClassVar[str] = ""
+    """What to do where it is refused."""
+    busy: ClassVar[Sequence[str]] = ()
+    """The counters that are 0 when a server is idle."""
     paths: ClassVar[dict[Endpoint, str]] = {
         "completions": "/v1/completions",
         "chat": "/v1/chat/completions",
@@ -191,6 +198,7 @@ class OpenAI:
     async def reset(self) -> None:
         """Empty every cache that can be, and say how cold the start is; the salt does the rest."""
         self.facts["cold_start"] = await self.cold()
+        self.before = Counters(await self.fleet.scrape())
 
     async def scrape(self) -> Sequence[Sample]:
         """Every page of metrics that `servers` or `metrics` names."""
@@ -304,7 +312,7 @@ class OpenAI:
 
     @staticmethod
     def _probe(tokens: int, turn: int = -1) -> Request:
-        """A request of the harness itself: its turn is below 0, its prompt no turn's of the trace."""
+        """A request of the harness itself: its prompt is no turn's of the trace."""
         return Request(2**32 + turn, -1, 0, tokens, 1, 1, [], "probe")
 
     async def probe_hits(self, turn: int = -1) -> int | None:
@@ -336,8 +344,19 @@ class OpenAI:
         return f"flushed and proven: a prompt with {seen} tokens cached had none after"
 
     async def flush(self) -> str | None:
-        """Empty every cache. Returns why that cannot be done, where it cannot."""
-        return "this server has no known call to empty its cache"
+        """Wait until idle, then empty P, D and RLD; by way of the router where none is named.
+
+        Returns why that cannot be done, where it cannot.
+        """
+        if not self.flush_path:
+            return "this server has no known call to empty its cache"
+        await self.fleet.until_idle(self.busy, _IDLE_S)
+        try:
+            for url in [url for _, url in self.fleet.workers] or [self.url]:
+                await self.fleet.post(url + self.flush_path, {})
+        except BadStatus as error:
+            return f"{error}{self.flush_help}"
+        return None
 
 
 def _streams(response: httpx.Response) -> bool:

@@ -7,7 +7,9 @@ import re
 from harness.backend import Sample
 from harness.errors import BackendError
 
-_LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?[ \t]+(\S+)(?:[ \t]+-?\d+)?[ \t]*\r?$", re.M)
+_LINE = re.compile(
+    r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?[ \t]+(\S+)(?:[ \t]+-?\d+)?[ \t]*\r?$", re.MULTILINE
+)
 
 
 def parse(page: bytes, source: str) -> list[Sample]:

@@ -25,14 +25,15 @@ from harness.settings import whole
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
-_COMMON = """
-the and for that with this from have not are you was but all can had her his one our out day get
-has him how man new now old see two way who boy did its let put say she too use time year people
-work life hand part child eye place week case point group number world house area money story
-fact month lot right study book word business issue side kind head far water room mother night
-home game line end member law car city name team minute idea body back parent face level office
-door health person art war history party result change morning reason girl moment air force
-""".split()
+_COMMON = (
+    "the and for that with this from have not are you was but all can had her his one our out day "
+    "get has him how man new now old see two way who boy did its let put say she too use time "
+    "year people work life hand part child eye place week case point group number world house "
+    "area money story fact month lot right study book word business issue side kind head far "
+    "water room mother night home game line end member law car city name team minute idea body "
+    "back parent face level office door health person art war history party result change morning "
+    "reason girl moment air force "
+)
 """Words that are one token each, after a space, in the vocabularies in common use; a backend
 measures on its server that they are."""
 
@@ -133,7 +134,7 @@ class Words(_Salted):
         if pattern is not None:
             whole("prompts.count", count, least=2)
             words = [pattern.replace("{}", str(number)) for number in range(count or 0)]
-        self.words = list(dict.fromkeys(words or _COMMON))
+        self.words = list(dict.fromkeys(words or _COMMON.split()))
         if len(self.words) < 2 or any(not word or word.split() != [word] for word in self.words):  # noqa: PLR2004 - one word would tell no two blocks apart
             raise ConfigError("prompts.words: give two or more words without a space in them")
         super().__init__(len(self.words))

@@ -11,13 +11,11 @@ from numpy.typing import NDArray
 from adapters.completion import Completion
 from adapters.fleet import Counters
 from adapters.openai import Endpoint, OpenAI
-from harness.backend import Answer, Request, Sample
-from harness.errors import BackendError, BadStatus
+from harness.backend import Answer, Request
+from harness.errors import BackendError
 
-_BUSY = ("sglang:num_running_reqs", "sglang:num_queue_reqs")
 _MODES = {"P": "prefill", "D": "decode", "MD": "decode", "RLD": "decode"}
 _DECODE = ("D", "RLD", "MD")
-_IDLE_S = 60.0
 _SHORT = 0.9
 
 
@@ -25,6 +23,8 @@ class Sglang(OpenAI):
     """`endpoint=generate` sends token ids, which its router takes nowhere else."""
 
     engine = "sglang"
+    flush_path = "/flush_cache?timeout=60"
+    busy = ("sglang:num_running_reqs", "sglang:num_queue_reqs")
     paths: ClassVar[dict[Endpoint, str]] = OpenAI.paths | {"generate": "/generate"}
 
     async def look(self) -> None:
@@ -40,30 +40,14 @@ class Sglang(OpenAI):
         self.facts["context_tokens"] = said.get("context_length") or self.facts["context_tokens"]
         return f"{role} {url}", str(said.get("version"))
 
-    async def reset(self) -> None:
-        """As any, and note the counters that a replay must move."""
-        await super().reset()
-        self._before = Counters(await self.fleet.scrape())
-
-    async def flush(self) -> str | None:
-        """Wait until idle, then empty P, D and RLD; by way of the router where none is named."""
-        await self.fleet.until_idle(_busy, _IDLE_S)
-        urls = [url for _, url in self.fleet.workers] or [self.url]
-        try:
-            for url in urls:
-                await self.fleet.post(f"{url}/flush_cache?timeout={_IDLE_S:g}")
-        except BadStatus as error:
-            return str(error)
-        return None
-
     async def doubts(self) -> Sequence[str]:
         """Every request that decode answered must have been sent to it by prefill."""
         if "P" not in self.fleet.servers:
             return ()
         after = Counters(await self.fleet.scrape())
-        sent = after.grown(self._before, "P", "sglang:kv_transfer_latency_ms_count")
-        prefilled = after.grown(self._before, "P", "sglang:prompt_tokens_total")
-        answered = after.grown(self._before, _DECODE, "sglang:num_requests_total")
+        sent = after.grown(self.before, "P", "sglang:kv_transfer_latency_ms_count")
+        prefilled = after.grown(self.before, "P", "sglang:prompt_tokens_total")
+        answered = after.grown(self.before, _DECODE, "sglang:num_requests_total")
         self.facts["pd_counters"] = {
             "P prompt_tokens": prefilled,
             "P kv_transfers": sent,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from harness.errors import BadStream
 
 _BOM = b"\xef\xbb\xbf"
-_LONGEST = 64 * 2**20
+_LONGEST = 32 * 2**20
 
 
 class Event(NamedTuple):
@@ -29,8 +29,8 @@ class EventParser:
     def __init__(self, longest: int = _LONGEST) -> None:
         self._longest = longest
         self._started = False
-        self._rest = b""
-        """The front of a line that has not ended."""
+        self._rest: list[bytes] = []
+        """The front of a line that has not ended, in pieces: joined once, however many they are."""
         self._skip_lf = False
         """The last line ended in CR, at the end of what was fed: an LF may belong to it."""
         self._name = b""
@@ -55,23 +55,35 @@ class EventParser:
             self._skip_lf = False
             if data[:1] == b"\n":
                 data = data[1:]
-        data = self._rest + data
         if not self._started:
+            data = b"".join((*self._rest, data))
+            self._rest.clear()
             if _BOM.startswith(data) and len(data) < len(_BOM):
-                self._rest = data
+                self._rest.append(data)
                 return []
             self._started = True
             data = data.removeprefix(_BOM)
-        self._skip_lf = data[-1:] == b"\r"
         if b"\r" in data:
+            self._skip_lf = data.endswith(b"\r")
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        *lines, self._rest = data.split(b"\n")
-        if len(self._rest) + self._held > self._longest:
-            raise BadStream(f"an event of the stream is longer than {self._longest:,} bytes")
         events: list[Event] = []
-        for line in lines:
-            self._line(line, events)
+        if b"\n" in data:
+            first, *lines, data = data.split(b"\n")
+            self._rest.append(first)
+            lines.insert(0, b"".join(self._rest))
+            self._rest.clear()
+            self._held = sum(map(len, self._data))
+            for line in lines:
+                self._line(line, events)
+        if data:
+            self._rest.append(data)
+            self._hold(len(data))
         return events
+
+    def _hold(self, more: int) -> None:
+        self._held += more
+        if self._held > self._longest:
+            raise BadStream(f"an event of the stream is longer than {self._longest:,} bytes")
 
     def _line(self, line: bytes, events: list[Event]) -> None:
         if not line:
@@ -83,8 +95,6 @@ class EventParser:
         value = value.removeprefix(b" ") if colon else b""
         if field == b"data":
             self._data.append(value)
-            self._held += len(value)
-            if self._held > self._longest:
-                raise BadStream(f"an event of the stream is longer than {self._longest:,} bytes")
+            self._hold(len(value))
         elif field == b"event":
             self._name = value

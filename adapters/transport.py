@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 import ssl
 import struct
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import httptools
 import httpx
@@ -36,6 +37,7 @@ _TIMESPEC = struct.Struct("@qq")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_TIMESPEC.size)
 _NS = 1_000_000_000
 _STALE_NS = 10 * _NS
+_DOUBT_S = 0.02
 _KERNEL = sys.platform == "linux"
 _HOP_FAILED = (errno.ECONNRESET, errno.EPIPE)
 
@@ -126,7 +128,7 @@ class StampedTransport(httpx.AsyncBaseTransport):
         except socket.gaierror as error:
             raise httpx.ConnectError(f"{host} cannot be resolved: {error.strerror}") from error
         except OSError as error:
-            raise httpx.ConnectError(f"{host}:{port}: {error.strerror or error}") from error
+            raise httpx.ConnectError(f"{host}:{port}: {_said(error)}") from error
         self._open.add(connection)
         return connection
 
@@ -334,8 +336,7 @@ class _Connection:
             self.close()
             return
         if error is not None:
-            words = error.strerror or str(error)
-            self._fail(httpx.ReadError(f"the connection broke: {words}"))
+            self._fail(httpx.ReadError(f"the connection broke: {_said(error)}"))
         elif not self._read and self._reused:
             self._fail(
                 httpx.RemoteProtocolError(
@@ -355,14 +356,20 @@ class _Connection:
         elif body is not None:
             body.failed(error)
 
-    def _watch(self) -> None:
-        """The one timer of a request, set again for as long as something came meanwhile."""
+    def _watch(self, seen: int = -1) -> None:
+        """The one timer of a request, set again for as long as something came meanwhile.
+
+        A stall is not believed at once: a loop that is late finds its timers due before it has
+        read what came.
+        """
         self._watchdog = None
         if self._stall_s is None or self._body is None:
             return
         left_s = self._last_s + self._stall_s - self._loop.time()
         if left_s > 0:
             self._watchdog = self._loop.call_later(left_s, self._watch)
+        elif seen != self._read:
+            self._watchdog = self._loop.call_later(_DOUBT_S, self._watch, self._read)
         else:
             what = "nothing more" if self._read else "no response"
             self._fail(httpx.ReadTimeout(f"{what} came for {self._stall_s:g} s"))
@@ -484,8 +491,7 @@ class _StreamWire(asyncio.Protocol):
         self._loop = loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - of a TCP connection
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         self._connection.feed(self._loop.time(), data)
@@ -536,6 +542,11 @@ class _KernelClock:
             if tightest is None or after - before < tightest:
                 tightest = after - before
                 self._offset_ns = wall - (before + after) // 2
+
+
+def _said(error: OSError) -> str:
+    """The system's words: loops have their own for some."""
+    return os.strerror(error.errno) if error.errno else str(error)
 
 
 def _head(request: httpx.Request, length: int) -> bytes:

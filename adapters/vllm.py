@@ -6,13 +6,9 @@ from collections.abc import Sequence
 
 from adapters.fleet import Counters
 from adapters.openai import OpenAI
-from harness.backend import Sample
-from harness.errors import BadStatus
 
 _DECODE = ("D", "RLD", "MD")
-_BUSY = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 _SOURCES = "vllm:prompt_tokens_by_source_total"
-_IDLE_S = 60.0
 _LOCAL_TOKENS = 64
 _LOCAL_SHARE = 0.02
 """A decode node computes the prompt's last tokens by itself: connectors move whole blocks."""
@@ -22,6 +18,9 @@ class Vllm(OpenAI):
     """Flushing needs `VLLM_SERVER_DEV_MODE=1`; the proof of disaggregation needs `servers`."""
 
     engine = "vllm"
+    flush_path = "/reset_prefix_cache"
+    flush_help = "; start vLLM with VLLM_SERVER_DEV_MODE=1"
+    busy = ("vllm:num_requests_running", "vllm:num_requests_waiting")
     empty_is_token = True
 
     async def look(self) -> None:
@@ -32,34 +31,18 @@ class Vllm(OpenAI):
     async def _version(self, role: str, url: str) -> tuple[str, str]:
         return f"{role} {url}", str((await self.fleet.get(f"{url}/version")).get("version"))
 
-    async def reset(self) -> None:
-        """As any, and note the counters that a replay must move."""
-        await super().reset()
-        self._before = Counters(await self.fleet.scrape())
-
-    async def flush(self) -> str | None:
-        """Wait until idle, then empty P, D and RLD; by way of the router where none is named."""
-        await self.fleet.until_idle(_busy, _IDLE_S)
-        urls = [url for _, url in self.fleet.workers] or [self.url]
-        try:
-            for url in urls:
-                await self.fleet.post(f"{url}/reset_prefix_cache", {})
-        except BadStatus as error:
-            return f"{error}; start vLLM with VLLM_SERVER_DEV_MODE=1"
-        return None
-
     async def doubts(self) -> Sequence[str]:
         """A decode node that got no KV cache prefills by itself, answers 200, and says nothing."""
         if "P" not in self.fleet.servers:
             return ()
         after = Counters(await self.fleet.scrape())
         grown = {
-            source: after.grown(self._before, _DECODE, _SOURCES, source=source)
+            source: after.grown(self.before, _DECODE, _SOURCES, source=source)
             for source in ("external_kv_transfer", "local_compute", "local_cache_hit")
         }
-        prefilled = after.grown(self._before, "P", "vllm:prompt_tokens_total")
-        requests = after.grown(self._before, _DECODE, "vllm:request_prompt_tokens_count")
-        failed = after.grown(self._before, _DECODE, "vllm:nixl_num_failed_transfers_total")
+        prefilled = after.grown(self.before, "P", "vllm:prompt_tokens_total")
+        requests = after.grown(self.before, _DECODE, "vllm:request_prompt_tokens_count")
+        failed = after.grown(self.before, _DECODE, "vllm:nixl_num_failed_transfers_total")
         self.facts["pd_counters"] = {"P prompt_tokens": prefilled, "D requests": requests} | {
             f"D {source}": value for source, value in grown.items()
         }
@@ -78,7 +61,3 @@ class Vllm(OpenAI):
             }.items()
             if doubtful
         ]
-
-
-def _busy(sample: Sample) -> bool:
-    return sample.name in _BUSY and sample.value > 0
