@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from harness.errors import ConfigError
 from harness.settings import number, whole
-from harness.trace import Trace
+from harness.trace import Header, Trace
 
 
 def cap_delays(trace: Trace, max_s: float) -> Trace:
@@ -30,7 +32,54 @@ def first_sessions(trace: Trace, sessions: int) -> Trace:
     rank = np.empty(trace.sessions, np.int32)
     rank[np.argsort(begins)] = np.arange(trace.sessions)
     number_of = rank[trace.session]
-    kept = number_of < sessions
+    return _kept(trace, number_of < sessions, number_of, "turns_of_later_sessions_left_out")
+
+
+def within_context(trace: Trace, context_tokens: int) -> Trace:
+    """Only turns whose prompt and answer fit a context, and that wait for no turn that does not.
+
+    Raises `ConfigError` where none is left.
+    """
+    whole("transform.within_context.context_tokens", context_tokens, least=2)
+    kept = trace.input_tokens.astype(np.int64) + trace.output_tokens <= context_tokens
+    offsets, parents = trace.parents()
+    for row in np.argsort(trace.column("recorded_s"), kind="stable"):
+        kept[row] &= kept[parents[offsets[row] : offsets[row + 1]]].all()
+    if not kept.any():
+        raise ConfigError(
+            f"transform.within_context.context_tokens is {context_tokens:,}: no turn fits, the "
+            f"smallest prompt has {trace.input_tokens.min():,} tokens. Shrink the trace first"
+        )
+    _, number_of = np.unique(trace.session[kept], return_inverse=True)
+    numbers = np.zeros(len(trace), np.int32)
+    numbers[kept] = number_of
+    return _kept(trace, kept, numbers, f"turns_beyond_{context_tokens}_tokens_left_out")
+
+
+def shrink(trace: Trace, block_tokens: int) -> Trace:
+    """Every block, prompt and answer smaller in the same proportion: the hit rates stay.
+
+    For servers with a small context: the shape of the trace, in blocks of `block_tokens`.
+    """
+    whole("transform.shrink.block_tokens", block_tokens, least=1)
+    before = trace.header.block_tokens
+    if block_tokens > before:
+        raise ConfigError(f"transform.shrink.block_tokens is {block_tokens}: give {before} or less")
+    rounded_up = before - 1 if trace.header.partial_block == "ceil" else 0
+    inputs = (trace.input_tokens.astype(np.int64) * block_tokens + rounded_up) // before
+    outputs = trace.output_tokens.astype(np.int64) * block_tokens // before
+    table = trace.table
+    for name, values in (("input_tokens", inputs), ("output_tokens", outputs)):
+        at = table.schema.get_field_index(name)
+        smaller = pa.array(np.maximum(values, 1), pa.int32())
+        table = table.set_column(at, table.schema.field(name), smaller)
+    header = replace(trace.header, block_tokens=block_tokens)
+    name = f"tokens_times_{block_tokens}_over_{before}"
+    return _named(trace, table, name, len(trace), header)
+
+
+def _kept(trace: Trace, kept: NDArray[np.bool_], number_of: NDArray[np.int32], name: str) -> Trace:
+    """The rows `kept`, their sessions renumbered by `number_of`; parents must be kept too."""
     row = np.cumsum(kept) - 1
     schema = trace.table.schema
     column = schema.get_field_index("session")
@@ -45,11 +94,14 @@ def first_sessions(trace: Trace, sessions: int) -> Trace:
     ).cast(trace.table.schema.field("parents").type)
     at = trace.table.schema.get_field_index("parents")
     table = table.set_column(at, trace.table.schema.field("parents"), lists)
-    return _named(trace, table, "turns_of_later_sessions_left_out", int((~kept).sum()))
+    return _named(trace, table, name, int((~kept).sum()))
 
 
-def _named(trace: Trace, table: pa.Table, name: str, count: int) -> Trace:
+def _named(
+    trace: Trace, table: pa.Table, name: str, count: int, header: Header | None = None
+) -> Trace:
+    """The new trace, with what was done to it and to how many turns in its header."""
     changes = dict(trace.header.changes)
     if count:
         changes[name] = changes.get(name, 0) + count
-    return Trace(table, replace(trace.header, changes=changes))
+    return Trace(table, replace(header or trace.header, changes=changes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -53,3 +54,40 @@ def test_impossible_transforms_are_refused(make_trace: MakeTrace) -> None:
         transform.cap_delays(make_trace(), -1)
     with pytest.raises(ConfigError, match=r"sessions is 0: give a whole number, 1 or more"):
         transform.first_sessions(make_trace(), 0)
+
+
+def test_a_shrunk_trace_keeps_its_hit_rates(make_trace: MakeTrace) -> None:
+    trace = make_trace()
+    small = transform.shrink(trace, 2)
+    assert small.header.block_tokens == 2
+    assert small.input_tokens.tolist() == [4, 4, 8, 10]
+    assert small.output_tokens.tolist() == [1, 1, 1, 1]
+    assert small.ideal_hit_rates.tolist() == trace.ideal_hit_rates.tolist()
+    assert small.header.changes == {"tokens_times_2_over_64": 4}
+
+
+def test_a_last_partial_block_stays_one(make_trace: MakeTrace) -> None:
+    floor = make_trace(input_tokens=[130, 128, 319, 320], run_lengths=[[2], [2], [4], [5]])
+    assert transform.shrink(floor, 2).input_tokens.tolist() == [4, 4, 9, 10]
+    header = replace(floor.header, partial_block="ceil")
+    ceil = make_trace(header, input_tokens=[70, 128, 250, 257], run_lengths=[[2], [2], [4], [5]])
+    assert transform.shrink(ceil, 2).input_tokens.tolist() == [3, 4, 8, 9]
+
+
+def test_turns_beyond_the_context_go_and_so_do_those_that_wait_for_them(
+    make_trace: MakeTrace,
+) -> None:
+    trace = make_trace(input_tokens=[128, 500, 300, 130], run_lengths=[[2], [7], [4], [2]])
+    cut = transform.within_context(trace, 256)
+    assert cut.input_tokens.tolist() == [128]
+    assert cut.sessions == 1
+    assert cut.header.changes == {"turns_beyond_256_tokens_left_out": 3}
+    both = transform.within_context(trace, 503)
+    assert both.table.equals(trace.table)
+
+
+def test_a_context_that_nothing_fits_is_refused(make_trace: MakeTrace) -> None:
+    with pytest.raises(ConfigError, match="no turn fits, the smallest prompt has 128 tokens"):
+        transform.within_context(make_trace(), 100)
+    with pytest.raises(ConfigError, match="give 64 or less"):
+        transform.shrink(make_trace(), 128)
