@@ -90,6 +90,33 @@ def _timeout(manifest: Mapping[str, Any]) -> str:
     return "none" if timeout_s is None else seconds(timeout_s)
 
 
+def _tokens(manifest: Mapping[str, Any]) -> str:
+    """Wanted, sent and served, for each kind of token."""
+    known = (manifest.get("fidelity") or {}).get("tokens", {})
+    return (
+        "; ".join(
+            f"{kind}: "
+            + ", ".join(f"{name} {DASH if n is None else number(n)}" for name, n in counts.items())
+            for kind, counts in known.items()
+        )
+        or DASH
+    )
+
+
+def _client(manifest: Mapping[str, Any]) -> str:
+    """What the measuring cost, and how far it can be trusted."""
+    client = manifest.get("client")
+    if not client or manifest["clock"] == "virtual":
+        return "cannot be late on a virtual clock"
+    return (
+        f"sent late by P50 {seconds(client['send_lag_p50_s'])}, P99 "
+        f"{seconds(client['send_lag_p99_s'])}; its loop late by P99 "
+        f"{seconds(client['loop_lag_p99_s'])}; {client['stamped_by_user']:,} answers stamped by "
+        f"itself and not by the kernel; {client['shared_reads']:,} events read together with a "
+        f"later one; {percent(client['cpu_share'])} of a core. Rule: {client['rule']}"
+    )
+
+
 def _command(manifest: Mapping[str, Any]) -> str:
     return shlex.join(map(str, manifest.get("command", ()))) or DASH
 
@@ -138,6 +165,8 @@ _TOLD: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "Seed": lambda manifest: str(manifest["seed"]),
     "Measured window": _window,
     "Time-out": _timeout,
+    "Tokens of the answered": _tokens,
+    "The client": _client,
     "Command": _command,
     "Ran": _took,
     "Versions": lambda manifest: _listed(manifest["versions"]),

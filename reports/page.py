@@ -39,6 +39,7 @@ class Verdict:
     valid: bool
     partial: bool
     reasons: Sequence[str]
+    warnings: Sequence[str]
     errors: Sequence[tuple[str, int]]
     """(error, requests), the most frequent first."""
 
@@ -130,12 +131,23 @@ def _text(value: Any) -> str:
 
 def _verdict(label: str, run: Run) -> Verdict:
     validity = run.manifest["validity"]
-    records = run.records(["status", "error"])
-    broken = records.filter(pc.not_equal(records.column("status"), OK)).column("error").drop_null()
-    counts = {each["values"]: each["counts"] for each in broken.value_counts().to_pylist()}
+    records = run.records(["status", "error_class", "error"])
+    broken = records.filter(pc.not_equal(records.column("status"), OK))
+    kind = pc.if_else(
+        pc.is_null(broken.column("error_class")),
+        "",
+        pc.binary_join_element_wise(broken.column("error_class"), "", ": "),
+    )
+    said = pc.binary_join_element_wise(kind, broken.column("error"), "").drop_null()
+    counts = {each["values"]: each["counts"] for each in said.value_counts().to_pylist()}
     most = sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:_ERRORS_SHOWN]
     return Verdict(
-        label, bool(validity["valid"]), bool(run.manifest["partial"]), validity["reasons"], most
+        label,
+        bool(validity["valid"]),
+        bool(run.manifest["partial"]),
+        validity["reasons"],
+        run.manifest.get("warnings", ()),
+        most,
     )
 
 

@@ -29,6 +29,7 @@ def manifest(name: str, turns: int, **values: Any) -> dict[str, Any]:
         "window": {"warmup_s": 0.0, "cooldown_s": 0.0},
         "counts": None,
         "validity": {"valid": True, "reasons": []},
+        "warnings": [],
         "partial": False,
         "started": "2026-12-02T10:00:00+00:00",
         "ended": "2026-12-02T10:00:01+00:00",

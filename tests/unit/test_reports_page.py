@@ -201,3 +201,34 @@ def test_a_page_that_cannot_be_written_says_where(page: Page, tmp_path: Path) ->
     run = make_run(tmp_path / "pdd", answered())
     with pytest.raises(ResultError, match=r"workload\.png cannot be written"):
         page.render([run], tmp_path / "absent")
+
+
+def test_a_warning_and_the_client_stand_beside_a_valid_verdict(
+    page: Page, tmp_path: Path
+) -> None:
+    client = {
+        "send_lag_p50_s": 0.0002,
+        "send_lag_p99_s": 0.0452,
+        "loop_lag_p50_s": 0.0001,
+        "loop_lag_p99_s": 0.0021,
+        "stamped_by_user": 0,
+        "shared_reads": 3,
+        "cpu_s": 1.0,
+        "cpu_share": 0.25,
+        "rule": "the rule",
+    }
+    tokens = {"input": {"wanted": 5000, "sent": 5000, "served": None}}
+    run = make_run(
+        tmp_path / "vllm",
+        [*answered(4), record(4, status="failed", error_class="BadStream", error="cut")],
+        clock="wall",
+        warnings=["the client was the bottleneck: late"],
+        client=client,
+        fidelity={"tokens": tokens, "off": {}},
+    )
+    text = " ".join(page.render([run], tmp_path).read_text().split())
+    assert "vllm: <b>valid</b>" in text
+    assert "<b>Warning:</b> the client was the bottleneck: late" in text
+    assert "1 × <code>BadStream: cut</code>" in text
+    assert "sent late by P50 0.200 ms, P99 45.2 ms; its loop late by P99 2.10 ms" in text
+    assert "input: wanted 5,000, sent 5,000, served —" in text
