@@ -81,7 +81,6 @@ class Job:
         self._manifest = {
             **manifest.where(),
             **self.asked,
-            "backend": asdict(self.backend.describe()) | {"name": self.name},
             "clock": "virtual" if virtual else "wall",
             "workers": [],
             "trace": manifest.replayed(self.trace),
@@ -95,6 +94,7 @@ class Job:
             "ended": None,
             "wall_s": None,
         }
+        self._describe()
         result.write_manifest(self.path, self._manifest)
 
     def _replay(self, say: Callable[[str], None]) -> None:
@@ -143,6 +143,10 @@ class Job:
             else:
                 await self._watched(crew, Series(backend, self.scrape_s))
             self._doubts += await backend.doubts()
+            self._describe()  # and what they counted
+
+    def _describe(self) -> None:
+        self._manifest["backend"] = asdict(self.backend.describe()) | {"name": self.name}
 
     async def _watched(self, crew: Crew, series: Series) -> None:
         try:
