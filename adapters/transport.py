@@ -273,7 +273,7 @@ class _Connection:
         self._read = 0
         self._now_s = 0.0
         self._last_s = 0.0
-        self._head: asyncio.Future[None] | None = None
+        self._head: asyncio.Future[httpx.Response] | None = None
         self._body: StampedBody | None = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._watchdog: asyncio.TimerHandle | None = None
@@ -291,13 +291,7 @@ class _Connection:
         if stall_s is not None:
             self._watchdog = self._loop.call_later(stall_s, self._watch)
         self.wire.write(data)
-        await self._head
-        return httpx.Response(
-            self._status,
-            headers=self._headers,
-            stream=body,
-            extensions={"http_version": b"HTTP/1.1", "stamped": body},
-        )
+        return await self._head
 
     def close(self) -> None:
         """For good. May be called twice."""
@@ -391,8 +385,15 @@ class _Connection:
             return
         names = {name.lower() for name, _ in self._headers}
         self._until_eof = not names & {b"content-length", b"transfer-encoding"}
-        if self._head is not None and not self._head.done():
-            self._head.set_result(None)
+        if self._body is not None and self._head is not None and not self._head.done():
+            # Made here: by the time whoever waits runs, the connection may be someone else's.
+            response = httpx.Response(
+                self._status,
+                headers=self._headers,
+                stream=self._body,
+                extensions={"http_version": b"HTTP/1.1", "stamped": self._body},
+            )
+            self._head.set_result(response)
 
     def on_body(self, data: bytes) -> None:
         if self._body is not None:
