@@ -111,9 +111,10 @@ class OpenAI:
 
     async def __aenter__(self) -> Self:
         """Connect, and find out what is there. Raises `BackendError`."""
-        transport = StampedTransport(verify=self._tls, keepalive_s=self._keepalive_s)
+        self._transport = StampedTransport(verify=self._tls, keepalive_s=self._keepalive_s)
+        self._target = httpx.URL(self.url + self.paths[self.endpoint])
         self._client = httpx.AsyncClient(
-            transport=transport,
+            transport=self._transport,
             timeout=httpx.Timeout(self._timeout["read"], connect=self._timeout["connect"]),
             headers={"authorization": f"Bearer {self._secret}"} if self._secret else None,
         )
@@ -219,13 +220,14 @@ class OpenAI:
         reading = self.reading(answer)
         message = httpx.Request(
             "POST",
-            self.path,
+            self._target,
             content=orjson.dumps(self.body(prompt, request), option=orjson.OPT_SERIALIZE_NUMPY),
             headers=self._headers | {"x-request-id": f"{self.salt}-{request.turn}"},
             extensions={"timeout": self._timeout},
         )
         try:
-            response = await self._client.send(message, stream=True)
+            # By the transport itself: cookies, redirects and hooks would be half of what it costs.
+            response = await self._transport.handle_async_request(message)
             try:
                 await self._read(response, reading, answer)
             finally:
@@ -252,11 +254,6 @@ class OpenAI:
         retry = response.headers.get("retry-after")
         after = f" (retry after {retry})" if retry else ""
         raise BadStatus(f"{response.status_code}{after}: {message_of(head)}")
-
-    @property
-    def path(self) -> str:
-        """Where requests go."""
-        return self.url + self.paths[self.endpoint]
 
     def reading(self, answer: Answer) -> Completion:
         """What understands the stream."""

@@ -371,7 +371,7 @@ def test_connections_are_used_again(make_trace: MakeTrace) -> None:
         async with raw.serving({}) as port, backend(port) as server:
             plan = Recorded().plan(trace, stream(1, "pacing"))
             await Replay(trace, plan, server, lambda _: None).run()
-            opened = len(server._client._transport._open)  # type: ignore[attr-defined]
+            opened = len(server._transport._open)
 
     with asyncio.Runner(loop_factory=WallLoop) as runner:
         runner.run(main())
