@@ -119,8 +119,8 @@ class Tokens(_Salted):
 class Words(_Salted):
     """Text of words that are one token each: for servers that take no token ids.
 
-    `words`: the list, or None for common English words. `pattern` and `count` make one instead:
-    `w{}` and 600 give w0 to w599.
+    `words`: the list, or None for common English words. `prefix` and `count` make one instead:
+    `w` and 600 give w0 to w599.
     """
 
     kind: Literal["tokens", "text"] = "text"
@@ -128,12 +128,12 @@ class Words(_Salted):
     def __init__(
         self,
         words: Sequence[str] | None = None,
-        pattern: str | None = None,
+        prefix: str | None = None,
         count: int | None = None,
     ) -> None:
-        if pattern is not None:
+        if prefix is not None:
             whole("prompts.count", count, least=2)
-            words = [pattern.replace("{}", str(number)) for number in range(count or 0)]
+            words = [f"{prefix}{number}" for number in range(count or 0)]
         self.words = list(dict.fromkeys(words or _COMMON.split()))
         if len(self.words) < 2 or any(not word or word.split() != [word] for word in self.words):  # noqa: PLR2004 - one word would tell no two blocks apart
             raise ConfigError("prompts.words: give two or more words without a space in them")

@@ -51,19 +51,24 @@ class Tolerance:
 
     `input_share`, `output_share`: of the tokens wanted. `hit_tokens`: tokens that the server served
     from its cache beyond, or short of, the ideal; None: any, as a real cache is not infinite.
-    `requests_share`: how many of the answered requests may be off by more.
+    `hit_excess_tokens`: tokens beyond the ideal alone: more hits than any cache of this run's prompts
+    can have mean that it was warm, or that prompts collide; a template's own tokens are no such. None:
+    any, as where live answers in the history are cached too. `requests_share`: how many of the
+    answered requests may be off by more.
     """
 
     input_share: float = 0.01
     output_share: float = 0.01
     hit_tokens: float | None = None
+    hit_excess_tokens: float | None = 256
     requests_share: float = 0.01
 
     def __post_init__(self) -> None:
         for name in ("input_share", "output_share", "requests_share"):
             number(f"tolerance.{name}", getattr(self, name), least=0)
-        if self.hit_tokens is not None:
-            number("tolerance.hit_tokens", self.hit_tokens, least=0)
+        for name in ("hit_tokens", "hit_excess_tokens"):
+            if getattr(self, name) is not None:
+                number(f"tolerance.{name}", getattr(self, name), least=0)
 
 
 def fidelity(records: pa.Table, tolerance: Tolerance) -> tuple[dict[str, Any], list[str]]:
@@ -83,7 +88,10 @@ def fidelity(records: pa.Table, tolerance: Tolerance) -> tuple[dict[str, Any], l
         "served output": _off(served["output"], wanted["output"], tolerance.output_share),
     }
     if tolerance.hit_tokens is not None:
-        off["served hits"] = int((np.abs(served_hits - hits) > tolerance.hit_tokens).sum())
+        off["served hit"] = int((np.abs(served_hits - hits) > tolerance.hit_tokens).sum())
+    if tolerance.hit_excess_tokens is not None:
+        excess = tolerance.hit_excess_tokens
+        off["impossible hit"] = int((served_hits - hits > excess).sum())
     facts = {
         "tokens": {
             "input": {
