@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -28,6 +29,8 @@ Replay agent traffic against LLM serving systems and see what it costs them.
   relaybench run -m pacing=poisson pacing.requests_per_s=5,10,20
   relaybench run --help                   the settings and their choices
   relaybench report runs/...              draw the page again from run directories
+  relaybench serve backend=pdd            the simulator behind an OpenAI-compatible port
+  relaybench doctor http://HOST:PORT      can this machine, and that server, be measured?
 """
 
 
@@ -41,13 +44,21 @@ def _main(arguments: list[str]) -> int:
         prog="relaybench", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"relaybench {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="{run,report}", required=True)
+    commands = parser.add_subparsers(
+        dest="command", metavar="{run,report,serve,doctor}", required=True
+    )
     commands.add_parser("run", add_help=False)
+    commands.add_parser("serve", add_help=False)
+    commands.add_parser("doctor", add_help=False)
     report = commands.add_parser("report", help="draw the page again from run directories")
     report.add_argument("runs", nargs="+", type=Path, help="run directories, or folders of them")
     report.add_argument("--out", type=Path, required=True, help="a new folder for the page")
     if arguments[:1] == ["run"]:
         return _guarded(lambda: _run(arguments[1:]))
+    if arguments[:1] == ["serve"]:
+        return _guarded(lambda: _serve(arguments[1:]))
+    if arguments[:1] == ["doctor"]:
+        return _guarded(lambda: _doctor(arguments[1:]))
     chosen = parser.parse_args(arguments)
     return _guarded(lambda: _report(chosen.runs, chosen.out))
 
@@ -64,11 +75,80 @@ def _guarded(work: Callable[[], int]) -> int:
 
 
 def _run(overrides: list[str]) -> int:
+    """Replay and report, once a job."""
+
+    def work(config: Any) -> int:
+        from hydra.core.hydra_config import HydraConfig
+        from hydra.types import RunMode
+
+        from harness.run import run
+
+        job = HydraConfig.get()
+        number = str(job.job.num) if job.mode == RunMode.MULTIRUN else ""
+        return run(config, _out(config, number), _say)
+
+    if _sweeps(overrides) and not any(each.startswith("out=") for each in overrides):
+        # One folder for all jobs: the default would look at the clock anew for each.
+        overrides = [*overrides, f"out=runs/{datetime.now().astimezone():%Y%m%d-%H%M%S}"]
+    return _composed("run", overrides, work)
+
+
+def _serve(overrides: list[str]) -> int:
+    """One simulated system on a port, until interrupted."""
+
+    def work(config: Any) -> int:
+        from omegaconf import OmegaConf
+
+        from harness.plugins import build
+
+        names = [*(config.backend or {})]
+        if len(names) != 1:
+            raise ConfigError(f"{len(names)} backends are chosen: serve one, as in backend=in_dc")
+        name = names[0]
+        if not str(OmegaConf.select(config, f"backend.{name}.loop._target_")).endswith(
+            "VirtualTimeLoop"
+        ):
+            raise ConfigError(f"{name} is no simulator: serve one, as in backend=in_dc")
+        backend = build(config, f"backend.{name}", without=("loop", "scrape_s"))
+        build(config, "server").run(name, backend, _say)
+        return EXIT_GOOD
+
+    if _sweeps(overrides):
+        raise ConfigError("a server is not swept: leave out -m")
+    return _composed("serve", overrides, work)
+
+
+def _doctor(overrides: list[str]) -> int:
+    """Look at this machine, this client and, where one is named, a server."""
+
+    def work(config: Any) -> int:
+        from harness.plugins import build
+
+        config.salt = config.salt or secrets.token_hex(8)
+        names = [*(config.backend or {})]
+        if len(names) > 1:
+            raise ConfigError(f"{len(names)} backends are chosen: look at one")
+        where = [f"backend.{name}" for name in names]
+        backends = [build(config, each, without=("loop", "scrape_s")) for each in where]
+        code: int = build(config, "doctor").examine(backends[0] if backends else None, _say)
+        return code
+
+    if overrides and overrides[0].startswith(("http://", "https://")):
+        url, *rest = overrides
+        overrides = ["backend=openai", f"backend.openai.url='{url}'", *rest]
+    if _sweeps(overrides):
+        raise ConfigError("one server at a time: leave out -m")
+    return _composed("doctor", overrides, work)
+
+
+def _sweeps(overrides: list[str]) -> bool:
+    return bool({"-m", "--multirun"} & set(overrides))
+
+
+def _composed(name: str, overrides: list[str], work: Callable[[Any], int]) -> int:
     """Hand over to Hydra, which composes the configuration and calls `task` once a job."""
     import hydra
-    from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
-    from hydra.types import RunMode
     from omegaconf import DictConfig
     from omegaconf.errors import OmegaConfBaseException
 
@@ -77,22 +157,14 @@ def _run(overrides: list[str]) -> int:
     composed: list[DictConfig] = []
 
     def task(config: DictConfig) -> None:
-        from harness.run import run
-
         composed.append(config)
-        job = HydraConfig.get()
-        number = str(job.job.num) if job.mode == RunMode.MULTIRUN else ""
-        codes.append(_guarded(lambda: _explained(lambda: run(config, _out(config, number), _say))))
+        codes.append(_guarded(lambda: _explained(lambda: work(config))))
         if codes[-1] == EXIT_INTERRUPTED:
             raise KeyboardInterrupt  # the rest of a sweep is not wanted either
 
-    sweep = bool({"-m", "--multirun"} & set(overrides))
-    if sweep and not any(each.startswith("out=") for each in overrides):
-        # One folder for all jobs: the default would look at the clock anew for each.
-        overrides = [*overrides, f"out=runs/{datetime.now().astimezone():%Y%m%d-%H%M%S}"]
     sys.argv = ["relaybench", *overrides]
     try:
-        hydra.main(version_base="1.3", config_path="pkg://conf", config_name="run")(task)()
+        hydra.main(version_base="1.3", config_path="pkg://conf", config_name=name)(task)()
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         if isinstance(error, ValueError) and composed:
             raise  # a fault of ours, not of a setting that Hydra could not compose

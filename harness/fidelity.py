@@ -51,10 +51,10 @@ class Tolerance:
 
     `input_share`, `output_share`: of the tokens wanted. `hit_tokens`: tokens that the server served
     from its cache beyond, or short of, the ideal; None: any, as a real cache is not infinite.
-    `hit_excess_tokens`: tokens beyond the ideal alone: more hits than any cache of this run's prompts
-    can have mean that it was warm, or that prompts collide; a template's own tokens are no such. None:
-    any, as where live answers in the history are cached too. `requests_share`: how many of the
-    answered requests may be off by more.
+    `hit_excess_tokens`: tokens beyond the ideal alone. More hits than any cache of this run's
+    prompts can have mean that it was warm, or that prompts collide; a template's own tokens mean
+    neither. None: any, as where live answers in the history are cached too. `requests_share`: how
+    many of the answered requests may be off by more.
     """
 
     input_share: float = 0.01

@@ -22,12 +22,15 @@ class _Loop:
         self.now_s = max(self.now_s, when_s)
         return True
 
-    def call_at(self, when_s: float, callback: Callable[[], None]) -> _Loop:
-        self.now_s = max(self.now_s, when_s)
-        self.timer = callback
+    def alarm(self, callback: Callable[[], None]) -> _Loop:
+        self.callback = callback
         return self
 
-    def cancel(self) -> None:
+    def set(self, when_s: float) -> None:
+        self.now_s = max(self.now_s, when_s)
+        self.timer = self.callback
+
+    def close(self) -> None:
         self.timer = None
 
 

@@ -21,8 +21,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.errors import TraceError
+from harness.interner import BlockIds, Interner
 from harness.trace import SCHEMA, Header, Source, Trace, build_table, file_digest
-from traces.interner import BlockIds, Interner
 
 
 @dataclass(slots=True)

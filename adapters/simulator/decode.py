@@ -3,7 +3,8 @@
 Every member of the batch emits one token a step. Between two changes nothing is decided, and the
 time of m steps has a closed form (the total context grows by the batch size each step), so a
 stretch of thousands of steps is one event. The pool keeps one log of when each step ended; the
-token times of a request are the slice of the log from the step it joined at.
+token times of a request are the slice of the log from the step it joined at. Only where a member
+wants to be told of each token as it is emitted is every step an event.
 """
 
 from __future__ import annotations
@@ -33,9 +34,19 @@ class Sequence:
 
     `finished(times_s)` is called when its last token is out, with the time of each token.
     `extra_s` lengthens its first step: the tokens that an extend-decode takes in.
+    `emitted(time_s)`, where it is wanted, is called with each token as it is emitted.
     """
 
-    __slots__ = ("context", "extra_s", "finished", "gone", "joined_step", "left", "tokens")
+    __slots__ = (
+        "context",
+        "emitted",
+        "extra_s",
+        "finished",
+        "gone",
+        "joined_step",
+        "left",
+        "tokens",
+    )
 
     def __init__(
         self,
@@ -43,11 +54,13 @@ class Sequence:
         tokens: int,
         finished: Callable[[NDArray[np.float64]], None],
         extra_s: float = 0.0,
+        emitted: Callable[[float], None] | None = None,
     ) -> None:
         self.context = context
         self.tokens = tokens
         self.finished = finished
         self.extra_s = extra_s
+        self.emitted = emitted
         self.joined_step = -1
         """The pool's step in which it emits its first token; -1 while it waits."""
         self.left: Callable[[NDArray[np.float64]], None] | None = None
@@ -110,6 +123,8 @@ class DecodePool:
         self._growth_s = 0.0
         self._newcomers: list[Sequence] = []
         """Those that have joined and not yet done a step."""
+        self._live: dict[Sequence, Callable[[float], None]] = {}
+        """Those to be told of each token, in the order they joined."""
         self.emitted_tokens = 0
 
     @property
@@ -155,6 +170,17 @@ class DecodePool:
             return
         self._leaving.append(sequence)
         self._cut_short()
+
+    def so_far(self, sequence: Sequence) -> NDArray[np.float64]:
+        """When it emitted the tokens that it has emitted by now; it is not gone yet."""
+        if sequence.joined_step < 0:
+            return np.empty(0)
+        now_s = self._engine.now_s
+        steps = min(self._plan_steps, self._steps_begun(now_s))
+        if steps and self._end_s(steps) > now_s:
+            steps -= 1
+        under_way = [self._end_s(step) for step in range(1, steps + 1)]
+        return np.concatenate((self._times(sequence), under_way))
 
     def _welcome(self) -> None:
         """Admit who fits, and end the stretch for them."""
@@ -224,6 +250,8 @@ class DecodePool:
         if plan != self._plan:
             return
         self._note(self._plan_steps)
+        if self._live and self._plan_steps:
+            self._tell()
         self._let_go()
         self._let_in()
         if self._batch:
@@ -247,6 +275,15 @@ class DecodePool:
         self._step += steps
         self._context += steps * self._batch
         self.emitted_tokens += steps * self._batch
+
+    def _tell(self) -> None:
+        """The one step of this stretch is done: say so to those who want to know.
+
+        The newest first: whoever passes it on takes time, and first tokens are watched most.
+        """
+        now_s = self._engine.now_s
+        for emitted in reversed(self._live.values()):
+            emitted(now_s)
 
     def _write_ends(self, ends_s: NDArray[np.float64]) -> None:
         """`_end_s` of steps 1, 2, ..., to the last bit."""
@@ -288,6 +325,7 @@ class DecodePool:
 
     def _remove(self, sequence: Sequence) -> NDArray[np.float64]:
         sequence.gone = True
+        self._live.pop(sequence, None)
         self._batch -= 1
         self._context -= sequence.context + self._step - sequence.joined_step
         self._held_tokens -= self._needs(sequence)
@@ -305,6 +343,8 @@ class DecodePool:
                 self._ends, (self._step + sequence.tokens, next(self._numbers), sequence)
             )
             self._oldest.append(sequence)
+            if sequence.emitted is not None:
+                self._live[sequence] = sequence.emitted
             self._batch += 1
             self._context += sequence.context
         self._newcomers += self._joining
@@ -322,7 +362,10 @@ class DecodePool:
         return max(*extras_s, sum(extras_s) / self._groups) / self.speed
 
     def _begin(self) -> None:
-        """Plan the stretch up to the next member's end; newcomers' extra makes one of one step."""
+        """Plan the stretch up to the next member's end.
+
+        It is of one step where newcomers' extra lengthens that one, or a member wants each.
+        """
         batch = self._batch
         share = max(1.0, batch / self._groups)
         context_s = self.cost.d2_s * share / batch / self.speed
@@ -334,5 +377,5 @@ class DecodePool:
         ends = self._ends
         while ends[0][2].gone:
             heapq.heappop(ends)
-        steps = 1 if extra_s else ends[0][0] - self._step
+        steps = 1 if extra_s or self._live else ends[0][0] - self._step
         self._engine.at(self._end_s(steps), self._change, self._new_plan(steps))

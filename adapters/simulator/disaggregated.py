@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from adapters.simulator.decode import DecodePool, Sequence
 from adapters.simulator.decode_cache import DecodeCache
 from adapters.simulator.network import Link
@@ -63,11 +66,19 @@ class Disaggregated(Simulator):
     def received(self, job: Job) -> None:
         """The whole prompt's KV cache is at the decoding side."""
         request = job.request
-        sequence = Sequence(
-            request.input_tokens, request.output_tokens, lambda times_s: self.finish(job, times_s)
+        job.sequence = Sequence(
+            request.input_tokens,
+            request.output_tokens,
+            lambda times_s: self.finish(job, times_s),
+            emitted=job.listener,
         )
-        job.sequence = sequence
-        self.decode_pool.join(sequence)
+        self.decode_pool.join(job.sequence)
+
+    def so_far(self, job: Job) -> NDArray[np.float64]:
+        """When its tokens were emitted, as many as there are by now."""
+        if job.sequence is None:
+            return job.emitted_s
+        return np.concatenate((job.emitted_s, self.decode_pool.so_far(job.sequence)))
 
     def abandon(self, job: Job) -> None:
         """Free the flow and the place in the batch."""

@@ -14,9 +14,9 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 from math import inf
-from typing import Any
+from typing import Any, cast
 
-from harness.clock import early_s
+from harness.clock import Alarm, Loop, early_s
 
 
 class Engine:
@@ -27,24 +27,25 @@ class Engine:
         """Time of the event at hand."""
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._numbers = count()
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm: Alarm | None = None
         self._armed_s = inf
         self._firing = False
         self.broke: Callable[[Exception], None] | None = None
         """Told of an error in an action: whoever waits for an answer must not wait for ever."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Live on this loop from now on."""
+        """Live on this loop from now on, without events."""
         self._loop = loop
+        self._alarm = cast("Loop", loop).alarm(self._fire)  # `harness.run` lets no other in
         self._jump: Callable[[float], bool] = getattr(loop, "jump", _cannot_jump)
         self.now_s = loop.time()
 
     def stop(self) -> None:
-        """Forget all events."""
+        """Forget all events; `start` begins anew."""
         self._events.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer, self._armed_s = None, inf
+        if self._alarm is not None:
+            self._alarm.close()
+        self._alarm, self._armed_s = None, inf
 
     def enter(self) -> None:
         """Called by whoever comes from outside an event, before it acts: brings `now_s` up.
@@ -63,13 +64,12 @@ class Engine:
             self._arm()
 
     def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._armed_s = self._events[0][0]
-        self._timer = self._loop.call_at(self._armed_s, self._fire)
+        if self._alarm is not None:
+            self._armed_s = self._events[0][0]
+            self._alarm.set(self._armed_s)
 
     def _fire(self) -> None:
-        self._timer, self._armed_s = None, inf
+        self._armed_s = inf
         now_s = self._loop.time()
         try:
             self._run_until(now_s + early_s(now_s), self._jump)

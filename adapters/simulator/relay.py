@@ -79,6 +79,7 @@ class Pdd(Disaggregated):
             request.input_tokens,
             request.output_tokens,
             lambda times_s: self._end_relay(job, times_s),
+            emitted=job.listener,
         )
         self.relay_pool.join(job.relay)
 
@@ -118,26 +119,34 @@ class Pdd(Disaggregated):
         if not len(times_s):
             self._take_whole(job)
             return
+        job.emitted_s = times_s
         job.served.relay_tokens = len(times_s)
-        self.engine.at(self.engine.now_s + self.link.rtt_s / 2, self._extend, job, times_s)
+        self.engine.at(self.engine.now_s + self.link.rtt_s / 2, self._extend, job)
 
-    def _extend(self, job: Job, eager_s: NDArray[np.float64]) -> None:
+    def _extend(self, job: Job) -> None:
         """Recompute the KV of the eager tokens in one extended step, and go on."""
         if job.answer.done():
             return
-        request, eager = job.request, len(eager_s)
+        request, eager = job.request, len(job.emitted_s)
 
         def finished(times_s: NDArray[np.float64]) -> None:
             job.served.handoff_s = float(times_s[0])
-            self.finish(job, np.concatenate((eager_s, times_s)))
+            self.finish(job, np.concatenate((job.emitted_s, times_s)))
 
         job.sequence = Sequence(
             request.input_tokens + eager,
             request.output_tokens - eager,
             finished,
             self.extend.extend_s(eager, request.input_tokens),
+            job.listener,
         )
         self.decode_pool.join(job.sequence)
+
+    def so_far(self, job: Job) -> NDArray[np.float64]:
+        """When its tokens were emitted, at the relay and at the main decode."""
+        if job.relay is None:
+            return super().so_far(job)
+        return self.relay_pool.so_far(job.relay)
 
     def abandon(self, job: Job) -> None:
         """Free both flows and the places in both batches."""

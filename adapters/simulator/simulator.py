@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from types import TracebackType
 from typing import Self
@@ -27,6 +28,8 @@ class Job:
 
     __slots__ = (
         "answer",
+        "emitted",
+        "emitted_s",
         "flow",
         "prompt",
         "relay",
@@ -37,11 +40,20 @@ class Job:
     )
 
     def __init__(
-        self, request: Request, answer: asyncio.Future[NDArray[np.float64]], served: Served
+        self,
+        request: Request,
+        answer: asyncio.Future[None],
+        served: Served,
+        emitted: Callable[[float], None] | None = None,
     ) -> None:
         self.request = request
         self.answer = answer
+        """Done when the last token is out, or when nobody waits for it any more."""
         self.served = served
+        self.emitted = emitted
+        """To be told of each token as it is emitted."""
+        self.emitted_s: NDArray[np.float64] = np.empty(0)
+        """Times of the tokens from where it has been; those of where it is are to be added."""
         self.prompt: Prompt | None = None
         self.flow: Flow | None = None
         """To the (main) decode."""
@@ -49,6 +61,15 @@ class Job:
         """There."""
         self.relay_flow: Flow | None = None
         self.relay: Sequence | None = None
+
+    @property
+    def listener(self) -> Callable[[float], None] | None:
+        """For a sequence that decodes it: passes on each token while someone listens."""
+        return None if self.emitted is None else self._tell
+
+    def _tell(self, time_s: float) -> None:
+        if self.emitted is not None:
+            self.emitted(time_s)
 
 
 class Simulator(ABC):
@@ -84,31 +105,41 @@ class Simulator(ABC):
         if busy := {name: value for name, value in self.load().items() if value}:
             raise BackendError(f"requests are under way: {busy}")
         self.engine.stop()
+        self.engine.start(asyncio.get_running_loop())
         self.attach()
 
-    async def generate(self, request: Request, answer: Answer) -> None:
-        """The whole answer at once, when its last token is out; each token has its time."""
+    async def generate(
+        self, request: Request, answer: Answer, emitted: Callable[[float], None] | None = None
+    ) -> None:
+        """The whole answer at once, when its last token is out; each token has its time.
+
+        `emitted(time_s)` is called with each token as it is emitted, and not once this has ended.
+        """
         engine = self.engine
         engine.enter()
         answer.sent_input_tokens = request.input_tokens
         served = answer.served = Served(request.input_tokens)
-        job = Job(request, asyncio.get_running_loop().create_future(), served)
+        job = Job(request, asyncio.get_running_loop().create_future(), served, emitted)
         self._asked[id(job)] = job
         self._requests += 1
         job.prompt = Prompt(request, lambda prompt: self._prefilled(job, prompt))
         self.prefill.submit(job.prompt)
         try:
-            answer.times_s = times_s = await job.answer
-            answer.first_answer_s = float(times_s[0])
+            await job.answer
             answer.finish_reason = "length"
-            served.output_tokens = len(times_s)
+            served.output_tokens = len(job.emitted_s)
         finally:
             del self._asked[id(job)]
+            job.emitted = None
             if not job.answer.done() or job.answer.cancelled():
                 engine.enter()
+                job.emitted_s = self.so_far(job)
                 if job.prompt is not None:
                     job.prompt.gone = True
                 self.abandon(job)
+            answer.times_s = job.emitted_s
+            if len(job.emitted_s):
+                answer.first_answer_s = float(job.emitted_s[0])
 
     def _break(self, error: Exception) -> None:
         """The model itself failed: no answer can be trusted any more."""
@@ -132,6 +163,10 @@ class Simulator(ABC):
     @abstractmethod
     def decode(self, job: Job) -> None:
         """The prompt's KV cache is whole: see that the answer comes, then call `finish`."""
+
+    @abstractmethod
+    def so_far(self, job: Job) -> NDArray[np.float64]:
+        """When its tokens were emitted, as many as there are by now."""
 
     @abstractmethod
     def abandon(self, job: Job) -> None:
@@ -163,8 +198,9 @@ class Simulator(ABC):
     def finish(job: Job, times_s: NDArray[np.float64]) -> None:
         """The answer is whole."""
         job.sequence = job.relay = None
+        job.emitted_s = times_s
         if not job.answer.done():
-            job.answer.set_result(times_s)
+            job.answer.set_result(None)
 
     async def scrape(self) -> Many[Sample]:
         """What is under way, and the counters."""

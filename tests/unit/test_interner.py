@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traces.interner import Interner
+from harness.interner import Interner
 
 Prompts = list[list[int]]
 
@@ -62,6 +62,43 @@ def test_ids_of_two_scopes_never_meet(prompts: Prompts) -> None:
     interner.new_scope()
     second = {block for prompt in prompts for block in expand(*interner.runs(prompt))}
     assert not first & second
+
+
+@given(prompts=prompts_lists, limit=st.integers(0, 12))
+def test_what_is_forgotten_is_the_least_recently_used_and_comes_back_as_new(
+    prompts: Prompts, limit: int
+) -> None:
+    interner = Interner(limit)
+    everything = Interner()
+    before: dict[int, int] = {}
+    said: dict[int, tuple[int, ...]] = {}
+    for prompt in prompts:
+        runs = interner.runs(prompt)
+        ids = expand(*runs)
+        everything.runs(prompt)
+        assert len(ids) == len(prompt)
+        assert interner.known <= limit or len(interner._chains) == len(runs[0])
+        for at, block in enumerate(ids):
+            # Still one block and all before it an id, whatever was forgotten in between.
+            assert before.setdefault(block, ids[at - 1] if at else -1) == (
+                ids[at - 1] if at else -1
+            )
+            assert said.setdefault(block, tuple(prompt[: at + 1])) == tuple(prompt[: at + 1])
+        assert expand(*interner.runs(prompt)) == ids  # the newest is never forgotten
+    if everything.blocks <= limit:
+        assert interner.blocks == everything.blocks
+
+
+def test_a_limit_keeps_the_trunk_and_lets_its_oldest_branch_go() -> None:
+    interner = Interner(limit=6)
+    trunk, *_ = interner.runs([1, 2, 3])
+    interner.runs([1, 2, 3, 4, 5])
+    assert interner.runs([1, 2, 3, 6]) == ([0, 5], [3, 1])
+    assert interner.known == 6
+    assert interner.runs([9]) == ([6], [1])  # 0 to 4 are one chain: the branch of 6 goes
+    assert interner.known == 6
+    assert interner.runs([1, 2, 3, 6]) == ([0, 7], [3, 1])
+    assert trunk == [0]
 
 
 def test_new_blocks_follow_each_other() -> None:

@@ -253,7 +253,7 @@ def test_a_refused_connection_fails_its_request_and_no_other(make_trace: MakeTra
 
 def entered(**settings: Any) -> None:
     async def main() -> None:
-        async with OpenAI(**{"salt": "s", "prompts": Tokens(), "connect_s": 2.0} | settings):
+        async with OpenAI(salt="s", prompts=Tokens(), connect_s=2.0, **settings):
             pass
 
     with asyncio.Runner(loop_factory=WallLoop) as runner:
