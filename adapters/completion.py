@@ -22,6 +22,7 @@ from harness.errors import BadStream
 _DONE = b"[DONE]"
 _BROKEN_OFF = ("abort", "error")
 _SHOWN = 300
+_MOST = 2**31
 
 
 class Completion:
@@ -67,7 +68,12 @@ class Completion:
             self.error = self.error or message(payload)
             return
         if isinstance(payload, dict):
-            self.understand(payload, time_s, read)
+            try:
+                self.understand(payload, time_s, read)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                raise BadStream(
+                    f"an event of the stream makes no sense: {_shown(event.data)}"
+                ) from error
 
     def understand(self, payload: Mapping[str, Any], time_s: float, read: int) -> None:
         """One event that is no error."""
@@ -82,10 +88,10 @@ class Completion:
         answered = bool(delta.get("text") or delta.get("content") or delta.get("tool_calls"))
         thought = bool(delta.get("reasoning") or delta.get("reasoning_content"))
         ids = choice.get("token_ids") or ()
-        if self._empty_is_token and choice.get("text") == "" and not choice.get("finish_reason"):
-            answered = True
+        if self._empty_is_token and choice.get("text") == "":
+            answered = choice.get("finish_reason") not in _BROKEN_OFF
         if answered or thought or ids:
-            self.token_ids += ids
+            self.token_ids += map(int, ids)
             count = len(ids) or self._newly_counted(usage)
             self.token(time_s, read, count, answer=answered or not thought)
         self.ended(choice.get("finish_reason"))
@@ -103,25 +109,24 @@ class Completion:
     def ended(self, reason: str | None) -> None:
         """A finish reason, or None."""
         if reason is not None:
-            self.answer.finish_reason = reason
+            self.answer.finish_reason = str(reason)
             if reason in _BROKEN_OFF:
                 self.error = self.error or f"the server broke the answer off: {reason}"
 
     def _newly_counted(self, usage: Mapping[str, Any] | None) -> int | None:
         """Tokens of this event by continuous usage."""
-        total = usage.get("completion_tokens") if usage else None
+        total = counted(usage.get("completion_tokens"), None) if usage else None
         if total is None:
             return None
         new, self._counted = total - self._counted, total
-        return int(new) if new > 0 else None
+        return new if new > 0 else None
 
     def _usage(self, usage: Mapping[str, Any]) -> None:
         served = self.answer.served
-        served.input_tokens = usage.get("prompt_tokens", served.input_tokens)
-        served.output_tokens = usage.get("completion_tokens", served.output_tokens)
+        served.input_tokens = counted(usage.get("prompt_tokens"), served.input_tokens)
+        served.output_tokens = counted(usage.get("completion_tokens"), served.output_tokens)
         details = usage.get("prompt_tokens_details") or {}
-        if details.get("cached_tokens") is not None:
-            served.hit_tokens = details["cached_tokens"]
+        served.hit_tokens = counted(details.get("cached_tokens"), served.hit_tokens)
 
     def settle(self) -> None:
         """Whatever has come: times by token where that is known, else by event."""
@@ -142,9 +147,21 @@ def load(data: bytes) -> Any:
     except orjson.JSONDecodeError:
         try:
             return json.loads(data.decode("utf-8", "replace"))
-        except ValueError:
-            shown = data[:_SHOWN].decode("utf-8", "backslashreplace")
-            raise BadStream(f"an event of the stream is not JSON: {shown}") from None
+        except (ValueError, RecursionError):
+            raise BadStream(f"an event of the stream is not JSON: {_shown(data)}") from None
+
+
+def counted(value: Any, otherwise: int | None) -> int | None:
+    """A count of tokens, where there is one. Raises ValueError for what cannot be one."""
+    if value is None:
+        return otherwise
+    if not isinstance(value, int) or not 0 <= value < _MOST:
+        raise ValueError(f"{value!r} is no count of tokens")
+    return value
+
+
+def _shown(data: bytes) -> str:
+    return data[:_SHOWN].decode("utf-8", "backslashreplace")
 
 
 def is_error(payload: Any) -> bool:
@@ -152,7 +169,7 @@ def is_error(payload: Any) -> bool:
     if not isinstance(payload, dict):
         return False
     flat = "message" in payload and ("code" in payload or payload.get("object") == "error")
-    return bool(payload.get("error")) or flat
+    return bool(payload.get("error")) or flat or payload.keys() == {"detail"}
 
 
 def message(payload: Any) -> str:

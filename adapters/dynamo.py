@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,24 @@ from adapters.completion import Completion
 from adapters.fleet import Counters
 from adapters.openai import OpenAI
 from harness.backend import Answer, Request
+from harness.settings import whole
 
 _REQUESTS = "dynamo_component_requests_total"
 _DECODE = ("D", "RLD", "MD")
 
 
 class Dynamo(OpenAI):
-    """Name the workers' own ports in `metrics`: they have /metrics and nothing else."""
+    """Name the workers' own ports in `metrics`: they have /metrics and nothing else.
+
+    `block_tokens`: of the blocks that its router counts hits in. `more`: as `OpenAI` takes it.
+    """
 
     engine = "dynamo"
+
+    def __init__(self, block_tokens: int = 16, **more: Any) -> None:
+        whole("block_tokens", block_tokens, least=1)
+        self.block_tokens = block_tokens
+        super().__init__(**more)
 
     async def doubts(self) -> Sequence[str]:
         """Every request that decode took must have been at prefill too."""
@@ -38,7 +48,7 @@ class Dynamo(OpenAI):
 
     def reading(self, answer: Answer) -> Completion:
         """With `nvext`."""
-        return Extended(answer)
+        return Extended(answer, self.block_tokens)
 
     def body(self, prompt: NDArray[np.int64] | str, request: Request) -> dict[str, Any]:
         """Asks for `nvext`."""
@@ -48,6 +58,12 @@ class Dynamo(OpenAI):
 
 class Extended(Completion):
     """Reads `nvext`. `cached_tokens` is 0 in a disaggregated answer, whatever was cached."""
+
+    def __init__(self, answer: Answer, block_tokens: int = 16) -> None:
+        super().__init__(answer)
+        self._block_tokens = block_tokens
+        self._rate: float | None = None
+        """Blocks that hit, as a share of the prompt's blocks: a last part of one counts as one."""
 
     def understand(self, payload: Mapping[str, Any], time_s: float, read: int) -> None:
         """One event that is no error."""
@@ -61,15 +77,14 @@ class Extended(Completion):
             )
         rate = (more.get("timing") or {}).get("kv_hit_rate")
         if rate is not None:
-            self._rate = rate
+            self._rate = min(max(float(rate), 0.0), 1.0)
 
     def settle(self) -> None:
         """The router's hit rate, of its blocks, in tokens."""
         super().settle()
-        served = self.answer.served
+        served, size = self.answer.served, self._block_tokens
         if served.route == "P-D":
             served.hit_tokens = None
         if self._rate is not None and served.input_tokens is not None:
-            served.hit_tokens = round(self._rate * served.input_tokens)
-
-    _rate: float | None = None
+            blocks = round(self._rate * ceil(served.input_tokens / size))
+            served.hit_tokens = min(blocks * size, served.input_tokens)

@@ -27,6 +27,7 @@ from harness.errors import (
 
 ROLES = ("router", "P", "D", "RLD", "MD")
 _IDLE_POLL_S = 0.1
+_PAGE_S = 3.0
 _LONGEST_PAGE = 32 * 2**20
 _GOOD = 300
 T = TypeVar("T")
@@ -94,15 +95,20 @@ class Fleet:
 
     async def scrape(self) -> list[Sample]:
         """All pages at once; `up` says of each whether it could be read."""
-        sources = [(f"{role} {url}", url) for role, urls in self.pages.items() for url in urls]
+        sources = [
+            (f"{role} {url.removesuffix('/metrics')}", url)
+            for role, urls in self.pages.items()
+            for url in urls
+        ]
         pages = await asyncio.gather(*(self._page(source, url) for source, url in sources))
         return [sample for page in pages for sample in page]
 
     async def _page(self, source: str, url: str) -> list[Sample]:
         try:
-            page = await self._ask("GET", url)
+            async with asyncio.timeout(_PAGE_S):
+                page = await self._ask("GET", url)
             samples = await asyncio.to_thread(parse, page, source)
-        except BackendError:
+        except (BackendError, TimeoutError):
             return [Sample(source, "up", "", 0.0)]
         return [Sample(source, "up", "", 1.0), *samples]
 
@@ -136,13 +142,13 @@ class Counters:
     def total(self, roles: str | Sequence[str], name: str, **labels: str) -> float | None:
         """The sum over all servers of these roles; None where none of them has such a counter."""
         roles = (roles,) if isinstance(roles, str) else roles
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        wanted = [f',{key}="{value}",' for key, value in labels.items()]
         found = [
             sample.value
             for sample in self._samples
             if sample.name == name
             and sample.source.split(" ", 1)[0] in roles
-            and all(each in sample.labels for each in wanted)
+            and all(each in f",{sample.labels}," for each in wanted)
         ]
         return sum(found) if found else None
 

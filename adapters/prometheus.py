@@ -19,13 +19,14 @@ def parse(page: bytes, source: str) -> list[Sample]:
     """
     text = page.decode("utf-8", "replace")
     samples = []
-    for name, labels, written in _LINE.findall(text):
+    found = _LINE.findall(text)
+    for name, labels, written in found:
         if name.endswith("_created"):
             continue
         try:
             samples.append(Sample(source, name, labels, float(written)))
         except ValueError:
             continue  # a value that is no number tells nothing
-    if not samples and text.strip():
+    if not found and any(line.strip() and line[0] != "#" for line in text.splitlines()):
         raise BackendError(f"{source}: its metrics page is not in Prometheus' text format")
     return samples

@@ -189,6 +189,8 @@ class Histories:
 def _extends(request: Request, earlier: Request) -> bool:
     """Whether the whole blocks of `earlier` are the front of the prompt of `request`."""
     whole_blocks = earlier.input_tokens // earlier.block_tokens
+    if not whole_blocks:
+        return False  # nothing says so
     return _front(request, whole_blocks) == _front(earlier, whole_blocks)
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.completion import Completion
+from adapters.completion import Completion, counted
 from adapters.fleet import Counters
 from adapters.openai import Endpoint, OpenAI
 from harness.backend import Answer, Request
@@ -84,9 +84,9 @@ class Generated(Completion):
         """One event that is no error."""
         meta = payload.get("meta_info") or {}
         served = self.answer.served
-        served.input_tokens = meta.get("prompt_tokens", served.input_tokens)
-        served.hit_tokens = meta.get("cached_tokens", served.hit_tokens)
-        total = meta.get("completion_tokens")
+        served.input_tokens = counted(meta.get("prompt_tokens"), served.input_tokens)
+        served.hit_tokens = counted(meta.get("cached_tokens"), served.hit_tokens)
+        total = counted(meta.get("completion_tokens"), None)
         ids = payload.get("output_ids") or []
         so_far = len(self.token_ids)
         if total is not None and total > so_far:

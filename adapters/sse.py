@@ -59,7 +59,7 @@ class EventParser:
             data = b"".join((*self._rest, data))
             self._rest.clear()
             if _BOM.startswith(data) and len(data) < len(_BOM):
-                self._rest.append(data)
+                self._rest += [data] if data else []
                 return []
             self._started = True
             data = data.removeprefix(_BOM)

@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from math import isnan
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ from harness.backend import Backend
 from harness.errors import BackendError
 
 METRICS_FILE = "metrics.parquet"
+_INTERVALS = 5
+_SHORTEST_S, _LONGEST_S = 1.0, 30.0
 
 SCHEMA = pa.schema(
     [
@@ -33,11 +36,16 @@ SCHEMA = pa.schema(
 
 
 class Series:
-    """Scrapes one backend every `every_s` on a task of its own; `write` when it is over."""
+    """Scrapes one backend every `every_s` on a task of its own; `write` when it is over.
+
+    A scrape that takes 5 intervals (but 1 s at least, 30 s at most) is a miss: no server's page may
+    hold up a run, its start or its end.
+    """
 
     def __init__(self, backend: Backend, every_s: float) -> None:
         self._backend = backend
         self._every_s = every_s
+        self._within_s = min(max(_INTERVALS * every_s, _SHORTEST_S), _LONGEST_S)
         self._last: dict[tuple[str, str, str], float] = {}
         self._times: list[float] = []
         self._keys: list[tuple[str, str, str]] = []
@@ -69,13 +77,17 @@ class Series:
         self.scrapes += 1
         now_s = asyncio.get_running_loop().time() - self._zero_s
         try:
-            samples = await self._backend.scrape()
+            async with asyncio.timeout(self._within_s):
+                samples = await self._backend.scrape()
         except BackendError as error:
             self.misses[str(error)] += 1
             return
+        except TimeoutError:
+            self.misses[f"not answered within {self._within_s:g} s"] += 1
+            return
         for source, name, labels, value in samples:
             key = (source, name, labels)
-            if self._last.get(key) != value:
+            if not _same(self._last.get(key), value):
                 self._last[key] = value
                 self._times.append(now_s)
                 self._keys.append(key)
@@ -93,3 +105,8 @@ class Series:
         ]
         table = pa.Table.from_arrays(columns, schema=SCHEMA)
         result.write_table(table, run / METRICS_FILE)
+
+
+def _same(before: float | None, now: float) -> bool:
+    """Whether nothing has changed. NaN, which summaries without a sample show, is one value."""
+    return before == now or (before is not None and isnan(before) and isnan(now))

@@ -30,8 +30,8 @@ STALL_S = 0.4
 
 
 def backend(port: int, **settings: Any) -> OpenAI:
-    url = f"http://127.0.0.1:{port}"
-    return OpenAI(**{"url": url, "salt": "s", "prompts": Tokens(), "stall_s": STALL_S} | settings)
+    values: dict[str, Any] = {"url": f"http://127.0.0.1:{port}", "stall_s": STALL_S} | settings
+    return OpenAI(salt="s", prompts=Tokens(), **values)
 
 
 def replayed(
