@@ -1,6 +1,7 @@
 """A server's own counters over time: scraped beside the replay, written when they change.
 
-`metrics.parquet` has one row for each time a sample's value was new: `time_s` from the run's zero.
+`metrics.parquet` has one row for each time a sample's value was new: `time_s` from the run's
+zero, so those read before it are negative.
 A page that fails or is late costs its own samples and nothing else; `misses` counts them.
 """
 
@@ -46,6 +47,7 @@ class Series:
         self._backend = backend
         self._every_s = every_s
         self._within_s = min(max(_INTERVALS * every_s, _SHORTEST_S), _LONGEST_S)
+        self._zero_s = 0.0
         self._last: dict[tuple[str, str, str], float] = {}
         self._times: list[float] = []
         self._keys: list[tuple[str, str, str]] = []
@@ -58,8 +60,8 @@ class Series:
     async def during(self) -> AsyncIterator[None]:
         """Scrape at once, again and again meanwhile, and once more at the end."""
         loop = asyncio.get_running_loop()
-        self._zero_s = loop.time()
         await self._scrape()
+        self._zero_s = loop.time()
         task = loop.create_task(self._often())
         try:
             yield
@@ -75,7 +77,7 @@ class Series:
 
     async def _scrape(self) -> None:
         self.scrapes += 1
-        now_s = asyncio.get_running_loop().time() - self._zero_s
+        now_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(self._within_s):
                 samples = await self._backend.scrape()
@@ -97,7 +99,7 @@ class Series:
         """Leave `metrics.parquet` in the run directory. Raises `ResultError`."""
         sources, names, labels = zip(*self._keys, strict=True) if self._keys else ((), (), ())
         columns = [
-            pa.array(np.array(self._times, np.float64)),
+            pa.array(np.array(self._times, np.float64) - self._zero_s),
             pa.array(sources, pa.string()),
             pa.array(names, pa.string()),
             pa.array(labels, pa.string()),

@@ -98,7 +98,7 @@ def then_silent(*pieces: bytes) -> Script:
 async def serving(
     scripts: dict[str, Script], tls: ssl.SSLContext | None = None, listing: bytes = LISTING
 ) -> AsyncIterator[int]:
-    """A port. `scripts` by the end of a request's id (`-1`: turn 1); any other gets that of "", or `good`."""
+    """A port. `scripts` by the end of a request's id (`-1`: turn 1); others get "", or `good`."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
