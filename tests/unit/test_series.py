@@ -152,8 +152,8 @@ def test_a_page_that_fails_costs_its_own_samples_only(tmp_path: Path) -> None:
     found: dict[str, list[float]] = {}
     for row in pq.read_table(tmp_path / METRICS_FILE).to_pylist():
         found.setdefault(f"{row['source']} {row['name']}", []).append(row["value"])
-    one, two = (found[f"P http://{host}/metrics steps"] for host in "ab")
-    up = found["P http://b/metrics up"]
+    one, two = (found[f"P http://{host} steps"] for host in "ab")
+    up = found["P http://b up"]
     assert one[:6] == [0, 1, 2, 3, 4, 5]
     assert two[:3] == [0, 4, 5]
     assert up == [1, 0, 1]
