@@ -6,7 +6,6 @@ back the same: every turn's one record, and an account of who did what.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -78,8 +77,8 @@ class Crew(Protocol):
 class Host(Protocol):
     """Chooses who replays."""
 
-    def check(self, backend: str, loop: type[asyncio.AbstractEventLoop]) -> None:
-        """Raise `ConfigError` where the backend of that name cannot be asked from here."""
+    def check(self, backend: str, *, virtual: bool) -> None:
+        """Raise `ConfigError` where the backend of that name, on that clock, cannot be asked."""
         ...
 
     def crew(self, work: Work) -> Crew:
@@ -90,7 +89,7 @@ class Host(Protocol):
 class Local:
     """This process."""
 
-    def check(self, backend: str, loop: type[asyncio.AbstractEventLoop]) -> None:
+    def check(self, backend: str, *, virtual: bool) -> None:
         """Every backend on every clock."""
 
     def crew(self, work: Work) -> Crew:

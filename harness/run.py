@@ -8,11 +8,12 @@ out/
 
 from __future__ import annotations
 
-import secrets
 import asyncio
 import functools
+import secrets
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -98,7 +99,7 @@ def jobs(config: DictConfig, trace: Trace, out: Path) -> list[Job]:
     for name in config.backend:
         where = f"backend.{name}"
         backend, loop = answering(config, name)
-        host.check(where, loop.func)
+        host.check(where, virtual=issubclass(cast("type", loop.func), VirtualTimeLoop))
         scrape_s = config.backend[name].get("scrape_s")
         if scrape_s is not None:
             number(f"{where}.scrape_s", scrape_s, above=0, most=1e9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -100,3 +101,20 @@ class Keyed(Echo):
         super().__init__(first_s, gap_s)
         if auth["api_key"] != "sk-TOPSECRET":
             raise ConnectFailed("the secret did not arrive")
+
+
+class Faulty(Echo):
+    """Has a fault of its own, which is no server's failure."""
+
+    async def generate(self, request: Request, answer: Answer) -> None:
+        await super().generate(request, answer)
+        _ = request.turn // 0
+
+
+class OnlyHere(Echo):
+    """Can be used by the process of the run, but by no Locust worker."""
+
+    async def __aenter__(self) -> Self:
+        if "locust" in sys.modules:
+            raise ConnectFailed("nobody listens")
+        return self
