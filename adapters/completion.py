@@ -9,7 +9,7 @@ tokens. What the server does not say stays None.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,9 @@ from harness.errors import BadStream
 _DONE = b"[DONE]"
 _BROKEN_OFF = ("abort", "error")
 _SHOWN = 300
-_MOST = 2**31
+_MOST = 10_000_000
+"""More tokens than any answer or prompt has: a count beyond is nonsense, and would cost memory."""
+_LARGEST_ID = 2**31
 
 
 class Completion:
@@ -32,8 +34,17 @@ class Completion:
     (vLLM, for half a character).
     """
 
-    def __init__(self, answer: Answer, *, empty_is_token: bool = False) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        *,
+        empty_is_token: bool = False,
+    ) -> None:
         self.answer = answer
+        self.whole: Callable[[], None] = lambda: None
+        """Called when nothing more is needed: [DONE] has come."""
+        self.strike: Callable[[bytes], bytes] = lambda data: data
+        """Takes out of an event what must not be kept."""
         self._empty_is_token = empty_is_token
         self.token_ids: list[int] = []
         """The answer's tokens, where the server gives them."""
@@ -57,13 +68,18 @@ class Completion:
         if self.error is not None:
             raise BadStream(self.error)
         if not self.done:
-            raise BadStream("the stream ended without [DONE]")
+            where = ", in the middle of an event" if self._parser.incomplete else ""
+            raise BadStream(f"the stream ended without [DONE]{where}")
 
     def _take(self, time_s: float, read: int, event: Event) -> None:
-        if event.data == _DONE:
+        if self.done:
+            return  # whatever it is, the answer was whole before
+        if event.data.strip() == _DONE:
             self.done = True
+            self.whole()
             return
-        payload = load(event.data)
+        data = self.strike(event.data)
+        payload = load(data)
         if event.name == b"error" or is_error(payload):
             self.error = self.error or message(payload)
             return
@@ -71,9 +87,7 @@ class Completion:
             try:
                 self.understand(payload, time_s, read)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                raise BadStream(
-                    f"an event of the stream makes no sense: {_shown(event.data)}"
-                ) from error
+                raise BadStream(f"an event of the stream makes no sense: {_shown(data)}") from error
 
     def understand(self, payload: Mapping[str, Any], time_s: float, read: int) -> None:
         """One event that is no error."""
@@ -91,7 +105,7 @@ class Completion:
         if self._empty_is_token and choice.get("text") == "":
             answered = choice.get("finish_reason") not in _BROKEN_OFF
         if answered or thought or ids:
-            self.token_ids += map(int, ids)
+            self.token_ids += token_ids(ids)
             count = len(ids) or self._newly_counted(usage)
             self.token(time_s, read, count, answer=answered or not thought)
         self.ended(choice.get("finish_reason"))
@@ -133,8 +147,9 @@ class Completion:
         served, counts = self.answer.served, self._counts
         if served.output_tokens is None and self.token_ids:
             served.output_tokens = len(self.token_ids)
-        if counts and None not in counts:
-            self.answer.times_s = np.repeat(self._times, np.array(counts, np.int64))
+        known = [count for count in counts if count is not None]
+        if counts and len(known) == len(counts) and sum(known) == served.output_tokens:
+            self.answer.times_s = np.repeat(self._times, known)
             self.answer.timed_by = "token"
         elif len(counts) != served.output_tokens:
             self.answer.timed_by = "event"
@@ -158,6 +173,14 @@ def counted(value: Any, otherwise: int | None) -> int | None:
     if not isinstance(value, int) or not 0 <= value < _MOST:
         raise ValueError(f"{value!r} is no count of tokens")
     return value
+
+
+def token_ids(values: Iterable[Any]) -> list[int]:
+    """Ids as whole numbers. Raises ValueError for what is no token id."""
+    ids = [int(value) for value in values]
+    if ids and not 0 <= min(ids) <= max(ids) < _LARGEST_ID:
+        raise ValueError(f"{min(ids)} to {max(ids)} are no token ids")
+    return ids
 
 
 def _shown(data: bytes) -> str:

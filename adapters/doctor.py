@@ -12,6 +12,7 @@ import re
 import resource
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -274,13 +275,17 @@ def _our_server() -> Iterator[str]:
     """`relaybench serve` in a process of its own; its URL."""
     command = [sys.executable, "-m", "harness", "serve", "backend=in_dc", "server.port=0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - our own
+        give_up = threading.Timer(_START_S, process.kill)
+        give_up.start()
         try:
             assert process.stdout is not None  # noqa: S101 - it is a pipe
             found = re.search(r"on (http://\S+)", process.stdout.readline())
             if found is None:
                 raise BackendError("our own server did not start")
+            give_up.cancel()
             yield found[1]
         finally:
+            give_up.cancel()
             process.terminate()
 
 

@@ -5,8 +5,13 @@ What engines add to it is in `vllm`, `sglang` and `dynamo`: the differences only
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
 import ssl
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self
 
@@ -21,9 +26,11 @@ from adapters.prompts import Histories, Tokens, Words
 from adapters.transport import StampedBody, StampedTransport
 from harness.backend import Answer, Description, Request, Sample
 from harness.errors import BackendError, BadStatus, BadStream, ConfigError
+from harness.manifest import without_secrets
 from harness.settings import number
 
 _ERROR_BYTES = 64 * 1024
+_ERROR_S = 5.0
 _PROBE_TOKENS = 256
 _PROBE_WORDS = (16, 48)
 Endpoint = Literal["completions", "chat", "generate"]
@@ -84,6 +91,11 @@ class OpenAI:
         times_s = {"connect_s": connect_s, "stall_s": stall_s, "keepalive_s": keepalive_s}
         for name, value in times_s.items():
             number(name, value, above=0, most=1e6)
+        if not re.fullmatch(r"[\x21-\x7e]+", salt):
+            raise ConfigError(f"salt is {salt!r}: give one word of printable ASCII")
+        api_key = api_key.strip() if api_key else None
+        if api_key and not re.fullmatch(r"[\x21-\x7e]+", api_key):
+            raise ConfigError("api_key holds what no header may hold: check the environment")
         self.endpoint = endpoint
         self.model = model
         self.prompts = prompts
@@ -100,9 +112,12 @@ class OpenAI:
         self._histories = Histories() if history == "live" else None
         self._keepalive_s = keepalive_s
         self._secret = api_key
-        self._headers = {"content-type": "application/json", "accept": "text/event-stream"}
-        if api_key:
-            self._headers["authorization"] = f"Bearer {api_key}"
+        self._authorization = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = self._authorization | {
+            "content-type": "application/json",
+            "accept": "text/event-stream",
+        }
+        self.fleet.strike = self._strike
         self._timeout = {"connect": connect_s, "read": stall_s, "write": stall_s, "pool": None}
         self._tls = _tls(ca_file)
         prompts.salted(self.salt)
@@ -116,7 +131,7 @@ class OpenAI:
         self._client = httpx.AsyncClient(
             transport=self._transport,
             timeout=httpx.Timeout(self._timeout["read"], connect=self._timeout["connect"]),
-            headers={"authorization": f"Bearer {self._secret}"} if self._secret else None,
+            headers=self._authorization,
         )
         self.fleet.start(self._client)
         try:
@@ -137,7 +152,10 @@ class OpenAI:
 
     async def look(self) -> None:
         """Which model, which context; what the endpoint adds to a text prompt."""
-        listed = (await self.fleet.get(f"{self.url}/v1/models")).get("data") or []
+        answered = (await self.fleet.get(f"{self.url}/v1/models")).get("data")
+        if not isinstance(answered, list):
+            raise BadStream(f"{self.url}/v1/models lists no models: this is no OpenAI API")
+        listed = [each for each in answered if isinstance(each, dict)]
         names = [str(each.get("id")) for each in listed]
         if self.model is None:
             if len(names) != 1:
@@ -190,7 +208,7 @@ class OpenAI:
                 "history": self.history,
                 "ignore_eos": self.ignore_eos,
                 "salt": self.salt,
-                "extra": self.extra,
+                "extra": without_secrets(json.dumps(self.extra)),
                 "proxy": "none: requests go straight to the server",
                 **self.facts,
             },
@@ -223,7 +241,7 @@ class OpenAI:
             self._target,
             content=orjson.dumps(self.body(prompt, request), option=orjson.OPT_SERIALIZE_NUMPY),
             headers=self._headers | {"x-request-id": f"{self.salt}-{request.turn}"},
-            extensions={"timeout": self._timeout},
+            extensions={"timeout": self._timeout, "sent": partial(setattr, answer, "sent_s")},
         )
         try:
             # By the transport itself: cookies, redirects and hooks would be half of what it costs.
@@ -231,8 +249,9 @@ class OpenAI:
             try:
                 await self._read(response, reading, answer)
             finally:
-                reading.settle()
                 await response.aclose()
+                answer.clock = response.extensions["stamped"].clock
+                reading.settle()
         except httpx.HTTPError as error:
             raise self._without_secret(as_ours(error)) from error
         except BackendError as error:
@@ -242,13 +261,14 @@ class OpenAI:
 
     async def _read(self, response: httpx.Response, reading: Completion, answer: Answer) -> None:
         body: StampedBody = response.extensions["stamped"]
-        answer.sent_s, answer.first_byte_s = body.sent_s, body.first_byte_s
-        answer.clock = body.clock
+        answer.first_byte_s = body.first_byte_s
+        reading.whole = body.enough
+        reading.strike = self._strike
         if response.status_code == _OK and _streams(response):
             await body.drain(reading.sink)
             reading.finish()
             return
-        head = await _first_bytes(response)
+        head = self._strike(await _first_bytes(response))
         if response.status_code == _OK:
             raise BadStream(_not_a_stream(head))
         retry = response.headers.get("retry-after")
@@ -291,7 +311,7 @@ class OpenAI:
     def _remember(
         self, request: Request, prompt: NDArray[np.int64] | str, reading: Completion
     ) -> None:
-        if isinstance(prompt, str) or not reading.token_ids:
+        if isinstance(prompt, str) or min(reading.token_ids, default=-1) < 0:
             raise BackendError(
                 "history=live needs the answers as token ids, and this server does not give them"
             )
@@ -301,9 +321,12 @@ class OpenAI:
     def _without_secret(self, error: BackendError) -> BackendError:
         """The same, without the key in its words: a server may repeat what it was sent."""
         words = str(error)
-        if self._secret and self._secret in words:
-            return type(error)(words.replace(self._secret, "***"))
-        return error
+        struck = self._strike(words.encode("utf-8", "surrogatepass")).decode("utf-8", "replace")
+        return error if self._secret is None or struck == words else type(error)(struck)
+
+    def _strike(self, data: bytes) -> bytes:
+        """Without the key."""
+        return data.replace(self._secret.encode(), b"***") if self._secret else data
 
     # ---- probes
 
@@ -321,8 +344,7 @@ class OpenAI:
     async def cold(self) -> str:
         """Warm up, see a hit reported, flush, and see none: what is then known, in words.
 
-        Raises `BackendError` where the caches cannot be emptied and the salt may have been used
-        before. Where the server reports no hits at all, it cannot be seen either way.
+        Where the server reports no hits at all, it cannot be seen either way.
         """
         await self.probe_hits()
         seen = await self.probe_hits()
@@ -357,16 +379,18 @@ class OpenAI:
 
 
 def _streams(response: httpx.Response) -> bool:
-    return "event-stream" in response.headers.get("content-type", "")
+    return "event-stream" in response.headers.get("content-type", "").lower()
 
 
 async def _first_bytes(response: httpx.Response) -> bytes:
-    """As much of a body as an error may have."""
+    """As much of a body as an error may have, and as comes: its status matters more."""
     head = b""
-    async for piece in response.aiter_raw():
-        head += piece
-        if len(head) > _ERROR_BYTES:
-            break
+    with suppress(httpx.HTTPError, TimeoutError):
+        async with asyncio.timeout(_ERROR_S):
+            async for piece in response.aiter_raw():
+                head += piece
+                if len(head) > _ERROR_BYTES:
+                    break
     return head
 
 

@@ -2,9 +2,11 @@
 
 A block of the trace becomes `block_tokens` tokens that depend on its id and the run's salt and on
 nothing else, so prompts share a prefix exactly as far as their blocks do. Two blocks of one run
-never agree: the first tokens of each spell its (mixed) id. The salt is new for each run unless it
-is set, so that no run meets what another left in a cache. Tokens after the last whole block are
-the turn's own. Nothing is drawn at random: the same salt and trace give the same prompts.
+never agree: the first tokens of each spell its (mixed) id. In a block with no room for that (fewer
+than 64 / log2(count) tokens) they differ but for chance, one in count ** tokens. The salt is new
+for each run unless it is set, so that no run meets what another left in a cache. Tokens after the
+last whole block are the turn's own. Nothing is drawn at random: the same salt and trace give the
+same prompts.
 """
 
 from __future__ import annotations

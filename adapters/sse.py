@@ -36,6 +36,8 @@ class EventParser:
         self._name = b""
         self._data: list[bytes] = []
         self._held = 0
+        """Bytes of the event so far: its data lines, and the line that has not ended."""
+        self._in_rest = 0
 
     @property
     def incomplete(self) -> bool:
@@ -72,11 +74,13 @@ class EventParser:
             self._rest.append(first)
             lines.insert(0, b"".join(self._rest))
             self._rest.clear()
-            self._held = sum(map(len, self._data))
+            self._held -= self._in_rest
+            self._in_rest = 0
             for line in lines:
                 self._line(line, events)
         if data:
             self._rest.append(data)
+            self._in_rest += len(data)
             self._hold(len(data))
         return events
 
@@ -95,6 +99,6 @@ class EventParser:
         value = value.removeprefix(b" ") if colon else b""
         if field == b"data":
             self._data.append(value)
-            self._hold(len(value))
+            self._hold(len(value) + 1)
         elif field == b"event":
             self._name = value

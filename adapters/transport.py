@@ -31,12 +31,22 @@ import httpx
 Sink = Callable[[float, int, bytes], None]
 """Given (when it arrived, s on the loop's clock; number of the read it came in; bytes)."""
 
+Told = Callable[[float], None]
+"""A request's extension `sent`: told when its first byte was given to the kernel, s on the loop."""
+
+
+def _nobody(_: float) -> None:
+    """Nobody asked."""
+
+
 _READ_BYTES = 256 * 1024
 _SO_TIMESTAMPNS = 35
 _TIMESPEC = struct.Struct("@qq")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_TIMESPEC.size)
 _NS = 1_000_000_000
 _STALE_NS = 10 * _NS
+_LONGEST_HEAD = 64 * 1024
+_GRACE_S = 1.0
 _DOUBT_S = 0.02
 _KERNEL = sys.platform == "linux"
 _HOP_FAILED = (errno.ECONNRESET, errno.EPIPE)
@@ -49,7 +59,7 @@ class StampedTransport(httpx.AsyncBaseTransport):
     """
 
     def __init__(self, *, verify: ssl.SSLContext | None = None, keepalive_s: float = 4.0) -> None:
-        self._verify = verify
+        self._tls = verify
         self._keepalive_s = keepalive_s
         self._idle: dict[_Origin, list[_Connection]] = {}
         self._open: set[_Connection] = set()
@@ -74,12 +84,9 @@ class StampedTransport(httpx.AsyncBaseTransport):
         connection = self._take(origin)
         if connection is None:
             connection = await self._connect(origin, timeout.get("connect"))
-        try:
-            data = _head(request, len(content)) + content
-            return await connection.send(data, timeout.get("read"))
-        except BaseException:
-            connection.close()
-            raise
+        sent: Told = request.extensions.get("sent", _nobody)
+        data = _head(request, len(content)) + content
+        return await connection.send(data, timeout.get("read"), sent)
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -94,7 +101,8 @@ class StampedTransport(httpx.AsyncBaseTransport):
         oldest_s = asyncio.get_running_loop().time() - self._keepalive_s
         while idle:
             connection = idle.pop()
-            if connection.usable and connection.idle_since_s >= oldest_s:
+            fresh = connection.idle_since_s >= oldest_s
+            if connection.usable and fresh and connection.wire.quiet():
                 return connection
             connection.close()
         return None
@@ -112,17 +120,17 @@ class StampedTransport(httpx.AsyncBaseTransport):
         try:
             async with asyncio.timeout(timeout_s):
                 if scheme == "https":
-                    context = self._verify or ssl.create_default_context()
+                    if self._tls is None:  # once: it takes 30 ms
+                        self._tls = ssl.create_default_context()
                     make = lambda: _StreamWire(connection, loop)  # noqa: E731 - asyncio's way
                     _, connection.wire = await loop.create_connection(
-                        make, host, port, ssl=context, server_hostname=host
+                        make, host, port, ssl=self._tls, server_hostname=host
                     )
                 else:
                     connection.wire = await self._plain(connection, origin, loop)
-        except TimeoutError:
-            raise httpx.ConnectTimeout(
-                f"no connection to {host}:{port} within {timeout_s:g} s"
-            ) from None
+        except TimeoutError as error:
+            within = "" if error.errno or timeout_s is None else f" within {timeout_s:g} s"
+            raise httpx.ConnectTimeout(f"no connection to {host}:{port}{within}") from None
         except ssl.SSLError as error:
             raise httpx.ConnectError(f"TLS with {host}:{port} failed: {error}") from error
         except socket.gaierror as error:
@@ -155,7 +163,7 @@ class StampedTransport(httpx.AsyncBaseTransport):
                 raise
             else:
                 return _SocketWire(sock, connection, loop, self._buffer, self._clock)
-        self._addresses.pop(origin)  # perhaps it moved
+        self._addresses.pop(origin, None)  # perhaps it moved
         raise failed or OSError(f"{host} has no address")
 
 
@@ -171,6 +179,7 @@ class StampedBody(httpx.AsyncByteStream):
         self._sink: Sink | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._ended = False
+        self._enough = False
         self._error: Exception | None = None
         self.sent_s = 0.0
         """When the first byte of the request was given to the kernel."""
@@ -208,6 +217,16 @@ class StampedBody(httpx.AsyncByteStream):
         if self._error is not None:
             raise self._error
 
+    def enough(self) -> None:
+        """Nothing more is needed: what does not end within a second counts as ended."""
+        self._enough = True
+        asyncio.get_running_loop().call_later(_GRACE_S, self._end)
+
+    def _end(self) -> None:
+        if not self._ended and self._error is None:
+            self.ended()
+            self._connection.close()
+
     async def aclose(self) -> None:
         """The connection is used again if the body is whole, and else closed."""
         if not self._ended:
@@ -233,7 +252,9 @@ class StampedBody(httpx.AsyncByteStream):
 
     def failed(self, error: Exception) -> None:
         """It never will be."""
-        if self._error is None and not self._ended:
+        if self._enough:
+            self.ended()
+        elif self._error is None and not self._ended:
             self._error = error
             self._wake()
 
@@ -243,7 +264,10 @@ class StampedBody(httpx.AsyncByteStream):
 
 
 class _Wire(Protocol):
-    clock: Literal["kernel", "user"]
+    @property
+    def idle(self) -> bool: ...
+
+    def quiet(self) -> bool: ...
 
     def write(self, data: bytes) -> None: ...
 
@@ -276,47 +300,70 @@ class _Connection:
         self._head: asyncio.Future[httpx.Response] | None = None
         self._body: StampedBody | None = None
         self._headers: list[tuple[bytes, bytes]] = []
+        self._head_bytes = 0
         self._watchdog: asyncio.TimerHandle | None = None
         self._stall_s: float | None = None
 
-    async def send(self, data: bytes, stall_s: float | None) -> httpx.Response:
+    async def send(self, data: bytes, stall_s: float | None, sent: Told) -> httpx.Response:
         """Send a request; return the response as soon as its head is whole."""
         self._body = body = StampedBody(self)
-        self._headers = []
-        self._read = 0
+        head: asyncio.Future[httpx.Response] = self._loop.create_future()
+        self._head = head
+        self._headers, self._head_bytes, self._read = [], 0, 0
         self._stall_s = stall_s
-        self._head = self._loop.create_future()
-        body.clock = self.wire.clock
         body.sent_s = self._last_s = self._loop.time()
+        sent(body.sent_s)
         if stall_s is not None:
             self._watchdog = self._loop.call_later(stall_s, self._watch)
         self.wire.write(data)
-        return await self._head
+        try:
+            return await head
+        except BaseException:
+            if self._body is body:  # else it is someone else's by now
+                self.close()
+            raise
 
     def close(self) -> None:
-        """For good. May be called twice."""
-        if self.usable:
-            self.usable = False
-            self._unwatch()
-            self.wire.close()
-            self._forget(self)
+        """For good. Whoever waits for its answer hears of it. May be called twice."""
+        if not self.usable:
+            return
+        self.usable = False
+        self._unwatch()
+        self.wire.close()
+        self._forget(self)
+        head, body, self._body = self._head, self._body, None
+        error = httpx.ReadError("the connection was closed here")
+        if head is not None and not head.done():
+            head.set_exception(error)
+            head.exception()  # whoever was cancelled does not ask
+        elif body is not None:
+            body.failed(error)
 
     # ---- by the wire
 
-    def feed(self, time_s: float, data: bytes) -> None:
-        """Bytes came at `time_s`."""
+    def feed(self, time_s: float, data: bytes, clock: Literal["kernel", "user"]) -> None:
+        """Bytes came at `time_s`, by the stamp of `clock`."""
         body = self._body
         if body is None:  # nothing was asked: whatever it is, this connection is out of step
             self.close()
             return
+        time_s = max(time_s, self._last_s)  # a stepped wall clock turns no time round
         if not self._read:
             body.first_byte_s = time_s
         self._read += 1
         self._now_s = self._last_s = time_s
+        if clock == "user" or self._read == 1:
+            body.clock = clock
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(httpx.RemoteProtocolError(f"the response is not HTTP/1.1: {error}"))
+            return
+        if self._head is not None and not self._head.done():
+            self._head_bytes += len(data)
+            if self._head_bytes > _LONGEST_HEAD:
+                words = f"the response's head is longer than {_LONGEST_HEAD:,} bytes"
+                self._fail(httpx.RemoteProtocolError(words))
 
     def lost(self, error: OSError | None) -> None:
         """The server closed the connection, or it broke."""
@@ -344,6 +391,7 @@ class _Connection:
 
     def _fail(self, error: httpx.TransportError) -> None:
         head, body, self._body = self._head, self._body, None
+        self._head = None
         self.close()
         if head is not None and not head.done():
             head.set_exception(error)
@@ -375,12 +423,16 @@ class _Connection:
 
     # ---- by the parser
 
+    def on_message_begin(self) -> None:
+        if self._body is None:  # nothing was asked: it is out of step
+            self.close()
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._status = self._parser.get_status_code()
-        if self._status < 200:  # noqa: PLR2004 - 1xx: the real response follows
+        if self._interim:  # the real response follows
             self._headers = []
             return
         names = {name.lower() for name, _ in self._headers}
@@ -400,18 +452,21 @@ class _Connection:
             self._body.arrived(self._now_s, self._read, data)
 
     def on_message_complete(self) -> None:
-        if self._status < 200:  # noqa: PLR2004 - as above
+        if self._interim or self._body is None:
             return
         body, self._body = self._body, None
         self._unwatch()
-        if self.usable and self._parser.should_keep_alive():
+        if self.usable and self._parser.should_keep_alive() and self.wire.idle:
             self._reused = True
             self.idle_since_s = self._loop.time()
             self._keep(self)
         else:
             self.close()
-        if body is not None:
-            body.ended()
+        body.ended()
+
+    @property
+    def _interim(self) -> bool:
+        return 100 <= self._status < 200  # noqa: PLR2004 - 1xx of HTTP
 
     _status = 0
     _until_eof = False
@@ -428,7 +483,6 @@ class _SocketWire:
         buffer: memoryview,
         clock: _KernelClock,
     ) -> None:
-        self.clock: Literal["kernel", "user"] = "kernel" if _KERNEL else "user"
         self._sock = sock
         self._connection = connection
         self._loop = loop
@@ -436,6 +490,21 @@ class _SocketWire:
         self._clock = clock
         self._unsent = memoryview(b"")
         loop.add_reader(sock.fileno(), self._readable)
+
+    @property
+    def idle(self) -> bool:
+        """Whether all was sent: a server may answer before it has read a request to its end."""
+        return not self._unsent
+
+    def quiet(self) -> bool:
+        """Whether nothing has come, an end least of all, that the loop has not got round to."""
+        try:
+            self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def write(self, data: bytes) -> None:
         self._unsent = memoryview(data)
@@ -471,10 +540,11 @@ class _SocketWire:
         if not size:
             self._connection.lost(None)
             return
-        now_s = self._loop.time()
+        time_s = now_s = self._loop.time()
         if ancillary:
-            now_s = self._clock.loop_s(ancillary[0][2], now_s)
-        self._connection.feed(now_s, bytes(self._buffer[:size]))
+            time_s = self._clock.loop_s(ancillary[0][2], now_s)
+        clock: Literal["kernel", "user"] = "user" if time_s is now_s else "kernel"
+        self._connection.feed(time_s, bytes(self._buffer[:size]), clock)
 
     def close(self) -> None:
         self._loop.remove_reader(self._sock.fileno())
@@ -485,8 +555,6 @@ class _SocketWire:
 class _StreamWire(asyncio.Protocol):
     """TLS, by the loop's own transport; reads are stamped as they are handed over."""
 
-    clock: Literal["kernel", "user"] = "user"
-
     def __init__(self, connection: _Connection, loop: asyncio.AbstractEventLoop) -> None:
         self._connection = connection
         self._loop = loop
@@ -495,7 +563,7 @@ class _StreamWire(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        self._connection.feed(self._loop.time(), data)
+        self._connection.feed(self._loop.time(), data, "user")
 
     def eof_received(self) -> None:
         self._connection.lost(None)
@@ -503,6 +571,13 @@ class _StreamWire(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._connection.usable:
             self._connection.lost(error if isinstance(error, OSError) else None)
+
+    @property
+    def idle(self) -> bool:
+        return not self._transport.get_write_buffer_size()
+
+    def quiet(self) -> bool:
+        return not self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)

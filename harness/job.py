@@ -6,7 +6,7 @@ import asyncio
 import functools
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -48,6 +48,8 @@ class Job:
     host: Host
     config: DictConfig
     """All that was composed, for a host that replays elsewhere."""
+    cautions: Sequence[str] = ()
+    """What to warn of in whatever this job measures on a real server."""
     _account: Account = field(init=False, default_factory=Account)
     _doubts: list[str] = field(init=False, default_factory=list)
     _manifest: dict[str, Any] = field(init=False)
@@ -168,7 +170,8 @@ class Job:
         self._manifest["client"], self._manifest["warnings"] = fidelity.client(
             records, self._cpu_s, self._manifest["wall_s"]
         )
-        self._manifest["warnings"] += self._account.warnings
+        real = self._manifest["clock"] == "wall"
+        self._manifest["warnings"] += [*self._account.warnings, *(self.cautions if real else ())]
         reasons += off + self._doubts
         summary = metrics.summarise(records, self.window, self.name)
         if not summary.column("measured")[0].as_py():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -39,11 +39,11 @@ def run(config: DictConfig, out: Path, say: Callable[[str], None]) -> int:
     _check(config)
     result.refuse_existing(out)
     written = manifest.without_secrets(OmegaConf.to_yaml(config, resolve=False))
-    if config.salt is None:
-        config.salt = secrets.token_hex(8)
+    cautions = [] if config.salt is None else [_SALT_GIVEN]
+    config.salt = config.salt or secrets.token_hex(8)
     trace = load_trace(config)
     say(describe(trace))
-    todo = jobs(config, trace, out)
+    todo = jobs(config, trace, out, cautions)
     page = build(config, "page")
     result.create(out)
     result.write_text(out / "config.yaml", written)
@@ -88,7 +88,13 @@ def _check(config: DictConfig) -> None:
         raise ConfigError("no backend is chosen: add backend=pdd, or backend=[in_dc,cross_dc,pdd]")
 
 
-def jobs(config: DictConfig, trace: Trace, out: Path) -> list[Job]:
+_SALT_GIVEN = (
+    "the salt was set by hand: where a cache was not flushed, this run may have met what another "
+    "run of that salt left in it"
+)
+
+
+def jobs(config: DictConfig, trace: Trace, out: Path, cautions: Sequence[str] = ()) -> list[Job]:
     """One a backend, all built before the first runs, so that a bad setting costs no run."""
     plan = paced(config, trace)
     window: metrics.Window = build(config, "window")
@@ -118,6 +124,7 @@ def jobs(config: DictConfig, trace: Trace, out: Path) -> list[Job]:
                 asked=asked,
                 host=host,
                 config=config,
+                cautions=cautions,
             )
         )
     return built

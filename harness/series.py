@@ -81,11 +81,12 @@ class Series:
         try:
             async with asyncio.timeout(self._within_s):
                 samples = await self._backend.scrape()
-        except BackendError as error:
-            self.misses[str(error)] += 1
-            return
         except TimeoutError:
             self.misses[f"not answered within {self._within_s:g} s"] += 1
+            return
+        except Exception as error:  # noqa: BLE001 - whatever a page does, the run goes on
+            known = isinstance(error, BackendError)
+            self.misses[str(error) if known else f"{type(error).__name__}: {error}"] += 1
             return
         for source, name, labels, value in samples:
             key = (source, name, labels)

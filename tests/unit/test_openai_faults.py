@@ -7,6 +7,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from adapters.openai import OpenAI
 from adapters.prompts import Tokens
+from harness.backend import Answer, Request
 from harness.clock import WallLoop
 from harness.errors import BackendError, BadStatus, BadStream, ConfigError, ConnectFailed
 from harness.pacing import Recorded
@@ -24,6 +26,7 @@ from harness.seed import stream
 from harness.trace import Trace
 from tests.unit import raw_server as raw
 from tests.unit.test_replay import singles
+from tests.unit.test_simulator import configured
 
 MakeTrace = Callable[..., Trace]
 STALL_S = 0.4
@@ -169,6 +172,28 @@ FAULTS: dict[str, tuple[raw.Script, str, str, int]] = {
         "not JSON: {half",
         1,
     ),
+    "503 whose body breaks off": (
+        raw.writes(
+            raw.head("503 Busy", "application/json", "Content-Length: 99", "Retry-After: 3")
+            + b'{"error":"overlo',
+            then="close",
+        ),
+        "BadStatus",
+        '503 (retry after 3): {"error":"overlo',
+        0,
+    ),
+    "endless headers": (
+        raw.writes(b"HTTP/1.1 200 OK\r\n" + b"x-a: " + b"b" * 99_000 + b"\r\n"),
+        "BadStream",
+        "head is longer than 65,536 bytes",
+        0,
+    ),
+    "a count of nonsense": (
+        raw.writes(STREAM + ONE, raw.usage(64, 2_000_000_000), raw.DONE + raw.END),
+        "BadStream",
+        "makes no sense",
+        1,
+    ),
     "no token": (
         raw.writes(STREAM, raw.usage(64, 0), raw.DONE + raw.END),
         "BadStream",
@@ -205,6 +230,111 @@ def test_a_good_answer_says_who_stamped_it_and_what_was_served(make_trace: MakeT
     assert (record.served_output_tokens, record.served_hit_tokens) == (3, 0)
     assert (record.timed_by, record.finish_reason) == ("token", "length")
     assert record.loop_lag_s is not None
+
+
+def test_a_stream_left_open_after_its_end_is_whole(make_trace: MakeTrace) -> None:
+    """And what comes after [DONE] is none of the answer."""
+    late = raw.then_silent(STREAM + ONE, raw.usage(64, 1) + raw.DONE, ONE)
+    cut = raw.writes(STREAM + ONE, raw.usage(64, 1) + raw.DONE, then="close")
+    for script in (late, cut):
+        records, took_s = replayed(three(make_trace), {"-1": script}, stall_s=30.0)
+        assert [record.status for record in records] == ["ok", "ok", "ok"]
+        assert records[1].served_output_tokens == 1
+        assert records[1].gaps_us is not None
+        assert len(records[1].gaps_us) == 0
+        assert took_s < 6
+
+
+def test_two_responses_at_once_cost_the_connection_and_no_request(make_trace: MakeTrace) -> None:
+    whole = STREAM + ONE + raw.usage(64, 1) + raw.DONE + raw.END
+    trace = singles(make_trace, 8, arrival_s=[0.05 * at for at in range(8)])
+    records, took_s = replayed(trace, {"-1": raw.writes(whole + whole)})
+    assert {record.status for record in records} == {"ok"}
+    assert took_s < 4
+
+
+def test_an_answer_before_the_request_was_whole_leaves_no_rest_for_the_next(
+    make_trace: MakeTrace,
+) -> None:
+    """A server that refuses a long prompt by its headers, and does not read it."""
+    lengths = [1_500_000, 64, 64]
+    trace = singles(make_trace, 3, input_tokens=lengths, arrival_s=[0.0, 0.8, 0.9])
+    records: list[Record] = []
+
+    async def hasty(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while lines := (await reader.readuntil(b"\r\n\r\n")).decode():
+            length = int(lines.lower().partition("content-length: ")[2].split("\r\n")[0] or 0)
+            if lines.startswith("GET"):
+                writer.write(raw.LISTING)
+            elif length > 100_000:
+                writer.write(raw.whole("413 Too Large", b"{}"))
+                await asyncio.sleep(0.4)
+                await reader.readexactly(length)
+            else:
+                await reader.readexactly(length)
+                await raw.good(writer)
+
+    async def main() -> None:
+        async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                await hasty(reader, writer)
+            writer.close()
+
+        server = await asyncio.start_server(served, "127.0.0.1", 0)
+        async with server, backend(server.sockets[0].getsockname()[1], stall_s=2.0) as asked:
+            plan = Recorded().plan(trace, stream(1, "pacing"))
+            await Replay(trace, plan, asked, records.append).run()
+        await asyncio.sleep(0.1)
+
+    with asyncio.Runner(loop_factory=WallLoop) as runner:
+        runner.run(main())
+    records.sort()
+    assert [record.status for record in records] == ["failed", "ok", "ok"]
+    assert "413" in str(records[0].error)
+
+
+def test_many_refusals_at_once_are_as_many_records(
+    make_trace: MakeTrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Far away a refusal takes a while, so several are under way together."""
+    records: list[Record] = []
+    trace = singles(make_trace, 5, arrival_s=[0.0] * 5)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        connect = loop.sock_connect
+
+        async def slow(sock: Any, address: Any) -> None:
+            await asyncio.sleep(0.05)
+            await connect(sock, address)
+
+        async with raw.serving({}) as port:
+            server = await backend(port).__aenter__()
+        monkeypatch.setattr(WallLoop, "sock_connect", lambda _, sock, address: slow(sock, address))
+        plan = Recorded().plan(trace, stream(1, "pacing"))
+        await Replay(trace, plan, server, records.append).run()
+        await server.__aexit__(None, None, None)
+
+    with asyncio.Runner(loop_factory=WallLoop) as runner:
+        runner.run(main())
+    assert [record.status for record in records] == ["failed"] * 5
+
+
+def test_leaving_ends_whoever_still_waits(make_trace: MakeTrace) -> None:
+    async def main() -> None:
+        async with raw.serving({"-7": raw.silent}) as port:
+            server = await backend(port, stall_s=30.0).__aenter__()
+            request = Request(7, 0, 0, 64, 3, 64, [], "main")
+            asked = asyncio.ensure_future(server.generate(request, Answer()))
+            await asyncio.sleep(0.05)
+            await server.__aexit__(None, None, None)
+            async with asyncio.timeout(2):
+                with pytest.raises(BadStream, match="the connection was closed here"):
+                    await asked
+
+    del make_trace
+    with asyncio.Runner(loop_factory=WallLoop) as runner:
+        runner.run(main())
 
 
 def test_half_a_character_is_a_token_wherever_it_is_cut(make_trace: MakeTrace) -> None:
@@ -355,10 +485,28 @@ def test_tls_with_a_server_that_has_none_is_a_connection_that_failed() -> None:
 
 
 def test_a_key_that_the_server_repeats_is_struck_out(make_trace: MakeTrace) -> None:
-    body = b'{"error":{"message":"bad key sk-TOPSECRET"}}'
-    script = raw.writes(raw.whole("401 Unauthorized", body))
-    records, _ = replayed(three(make_trace), {"-1": script}, api_key="sk-TOPSECRET")
-    assert records[1].error == "401: bad key ***"
+    long = b"x" * 290  # the key begins before what is shown ends
+    said = {
+        "-0": raw.writes(raw.whole("401 Unauthorized", b'{"message":"bad key sk-TOPSECRET"}')),
+        "-1": raw.writes(raw.whole("401 Unauthorized", b'{"message":"' + long + b'sk-TOPSECRET"}')),
+        "-2": raw.writes(
+            STREAM + raw.token(reason="sk-TOPSECRET"), raw.usage(64, 1) + raw.DONE + raw.END
+        ),
+        "-3": raw.writes(STREAM + ONE, raw.event(b'{"error":"sk-TOPSECRET"}'), raw.DONE + raw.END),
+        "-4": raw.writes(STREAM + ONE, raw.event(b"sk-TOPSECRET"), raw.DONE + raw.END),
+    }
+    trace = singles(make_trace, 5, arrival_s=[0.0] * 5)
+    records, _ = replayed(trace, said, api_key="sk-TOPSECRET\n")
+    assert records[0].error == "401: bad key ***"
+    assert records[2].finish_reason == "***"
+    assert "sk-" not in str(records)
+
+
+@pytest.mark.parametrize("key", ["sk-a\r\nX-Evil: 1", "sk-\u2019", "sk a"])
+def test_a_key_that_no_header_may_hold_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(ConfigError, match="what no header may hold") as raised:
+        backend(1, api_key=key)
+    assert "sk-" not in str(raised.value)
 
 
 def test_connections_are_used_again(make_trace: MakeTrace) -> None:
@@ -440,3 +588,10 @@ def test_a_server_that_is_no_openai_is_refused_at_the_door() -> None:
     ):
         runner.run(main())
     assert isinstance(raised.value, BadStatus | BadStream)
+
+
+def test_no_two_backends_of_a_run_share_a_salt() -> None:
+    """The second would meet what the first left in the cache of a server they share."""
+    config = configured("backend=[openai,vllm,sglang,dynamo]", "salt=abc")
+    salts = {str(entry.salt) for entry in config.backend.values()}
+    assert salts == {"abc-openai", "abc-vllm", "abc-sglang", "abc-dynamo"}
