@@ -197,12 +197,16 @@ def is_error(payload: Any) -> bool:
 
 def message(payload: Any) -> str:
     """What an error says, whatever its form."""
-    while isinstance(payload, dict):
-        payload = next(
-            (payload[key] for key in ("error", "message", "detail") if payload.get(key)),
-            json.dumps(payload),
-        )
-    return " ".join(str(payload).split())[:_SHOWN]
+    try:
+        while isinstance(payload, dict):
+            payload = next(
+                (payload[key] for key in ("error", "message", "detail") if payload.get(key)),
+                json.dumps(payload),
+            )
+        words = str(payload)
+    except RecursionError:
+        return "an error nested too deeply to be read"
+    return " ".join(words.split())[:_SHOWN]
 
 
 def message_of(body: bytes) -> str:

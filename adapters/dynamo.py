@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil
+from math import ceil, isfinite
 from typing import Any
 
 import numpy as np
@@ -40,9 +40,13 @@ class Dynamo(OpenAI):
         prefilled = after.grown(self.before, "P", _REQUESTS)
         decoded = after.grown(self.before, _DECODE, _REQUESTS)
         self.facts["pd_counters"] = {"P requests": prefilled, "D requests": decoded}
+        if flaws := after.flaws(self.before, (_REQUESTS,)):
+            return flaws
         if prefilled is None or decoded is None:
             return [f"nothing proves disaggregation: P or D has no counter {_REQUESTS}"]
-        if not prefilled or prefilled < decoded:
+        if decoded <= 0:
+            return ["D took no request"]
+        if prefilled < decoded:
             return [f"P took {prefilled:,.0f} requests, and D {decoded:,.0f}: some skipped prefill"]
         return ()
 
@@ -77,6 +81,8 @@ class Extended(Completion):
             )
         rate = (more.get("timing") or {}).get("kv_hit_rate")
         if rate is not None:
+            if not isfinite(rate):
+                raise ValueError(f"{rate} is no hit rate")
             self._rate = min(max(float(rate), 0.0), 1.0)
 
     def settle(self) -> None:

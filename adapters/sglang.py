@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.completion import Completion, counted
+from adapters.completion import Completion, counted, token_ids
 from adapters.fleet import Counters
 from adapters.openai import Endpoint, OpenAI
 from harness.backend import Answer, Request
@@ -16,6 +16,9 @@ from harness.errors import BackendError
 
 _MODES = {"P": "prefill", "D": "decode", "MD": "decode", "RLD": "decode"}
 _DECODE = ("D", "RLD", "MD")
+_SENT = "sglang:kv_transfer_latency_ms_count"
+_PREFILLED = "sglang:prompt_tokens_total"
+_ANSWERED = "sglang:num_requests_total"
 _SHORT = 0.9
 
 
@@ -45,19 +48,29 @@ class Sglang(OpenAI):
         if "P" not in self.fleet.servers:
             return ()
         after = Counters(await self.fleet.scrape())
-        sent = after.grown(self.before, "P", "sglang:kv_transfer_latency_ms_count")
-        prefilled = after.grown(self.before, "P", "sglang:prompt_tokens_total")
-        answered = after.grown(self.before, _DECODE, "sglang:num_requests_total")
+        sent = after.grown(self.before, "P", _SENT)
+        prefilled = after.grown(self.before, "P", _PREFILLED)
+        answered = after.grown(self.before, _DECODE, _ANSWERED)
         self.facts["pd_counters"] = {
             "P prompt_tokens": prefilled,
             "P kv_transfers": sent,
             "D requests": answered,
         }
+        if flaws := after.flaws(self.before, (_SENT, _PREFILLED, _ANSWERED)):
+            return flaws
         if sent is None or prefilled is None or answered is None:
             return ["nothing proves disaggregation: P or D has no counters: use --enable-metrics"]
-        if sent < _SHORT * answered or not sent:
-            return [f"P sent {sent:,.0f} KV caches for {answered:,.0f} requests that D answered"]
-        return ()
+        return [
+            words
+            for words, doubtful in {
+                "D answered no request": answered <= 0,
+                "P computed no prompt": prefilled <= 0,
+                f"P sent {sent:,.0f} KV caches for {answered:,.0f} requests that D answered": (
+                    sent < _SHORT * answered
+                ),
+            }.items()
+            if doubtful
+        ]
 
     def reading(self, answer: Answer) -> Completion:
         """`/generate` has a form of its own."""
@@ -91,7 +104,8 @@ class Generated(Completion):
         so_far = len(self.token_ids)
         if total is not None and total > so_far:
             served.output_tokens = total
-            self.token_ids += ids[so_far - total :] if len(ids) >= total - so_far else ids
+            new = ids[so_far - total :] if len(ids) >= total - so_far else ids
+            self.token_ids += token_ids(new)
             self.token_ids += [-1] * (total - len(self.token_ids))  # not told, but there
             self.token(time_s, read, total - so_far, answer=True)
         reason = meta.get("finish_reason")

@@ -9,9 +9,18 @@ from adapters.openai import OpenAI
 
 _DECODE = ("D", "RLD", "MD")
 _SOURCES = "vllm:prompt_tokens_by_source_total"
+_PREFILLED = "vllm:prompt_tokens_total"
+_REQUESTS = "vllm:request_prompt_tokens_count"
+_PROMPTS = "vllm:request_prompt_tokens_sum"
+_FAILED = "vllm:nixl_num_failed_transfers_total"
 _LOCAL_TOKENS = 64
+_LOCAL_OF_PROMPT = 0.25
 _LOCAL_SHARE = 0.02
-"""A decode node computes the prompt's last tokens by itself: connectors move whole blocks."""
+"""A decode node computes the prompt's last tokens by itself: connectors move whole blocks.
+
+No more than so many tokens of a request, nor than so much of a prompt, on average.
+"""
+_SHORT = 0.9
 
 
 class Vllm(OpenAI):
@@ -40,21 +49,31 @@ class Vllm(OpenAI):
             source: after.grown(self.before, _DECODE, _SOURCES, source=source)
             for source in ("external_kv_transfer", "local_compute", "local_cache_hit")
         }
-        prefilled = after.grown(self.before, "P", "vllm:prompt_tokens_total")
-        requests = after.grown(self.before, _DECODE, "vllm:request_prompt_tokens_count")
-        failed = after.grown(self.before, _DECODE, "vllm:nixl_num_failed_transfers_total")
+        prefilled = after.grown(self.before, "P", _PREFILLED)
+        requests = after.grown(self.before, _DECODE, _REQUESTS)
+        prompts = after.grown(self.before, _DECODE, _PROMPTS)
+        failed = after.grown(self.before, _DECODE, _FAILED)
         self.facts["pd_counters"] = {"P prompt_tokens": prefilled, "D requests": requests} | {
             f"D {source}": value for source, value in grown.items()
         }
+        names = (_SOURCES, _PREFILLED, _REQUESTS, _PROMPTS, _FAILED)
+        if flaws := after.flaws(self.before, names):
+            return flaws
         moved, local = grown["external_kv_transfer"], grown["local_compute"]
         if moved is None or local is None or prefilled is None or requests is None:
             return ["nothing proves disaggregation: P or D has no counters of prompt tokens"]
-        allowed = requests * _LOCAL_TOKENS + _LOCAL_SHARE * (moved + local)
+        if prompts is None:
+            prompts = sum(value or 0.0 for value in grown.values())
+        allowed = min(requests * _LOCAL_TOKENS, prompts * _LOCAL_OF_PROMPT)
+        allowed += _LOCAL_SHARE * (moved + local)
         return [
             words
             for words, doubtful in {
+                "decode answered no request": requests <= 0,
                 "prefill computed no prompt: P was not used": prefilled <= 0,
                 "no KV cache was transferred to decode": moved <= 0,
+                f"decode was sent {moved:,.0f} prompt tokens and P computed {prefilled:,.0f}: they "
+                "came from elsewhere": prefilled < _SHORT * moved,
                 f"decode computed {local:,.0f} prompt tokens by itself and was sent {moved:,.0f}: "
                 "it fell back to local prefill": local > allowed,
                 f"{failed or 0:,.0f} KV transfers failed": bool(failed),

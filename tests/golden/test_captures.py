@@ -223,6 +223,7 @@ def parts(name: str, data: bytes) -> list[Part]:
 def naive(name: str, data: bytes) -> Seen:
     payloads = [payload for _, payload in events(data) if payload]
     done = any(payload is None for _, payload in events(data))
+    ended = data.endswith(b"\n\n")
     carriers = parts(name, data)
     metas = [each["meta_info"] for each in payloads if "meta_info" in each]
     usages = [each["usage"] for each in payloads if each.get("usage")]
@@ -260,7 +261,7 @@ def naive(name: str, data: bytes) -> Seen:
         reason,
         ids,
         route,
-        errors[0] if errors else None if done else "the stream ended without [DONE]",
+        errors[0] if errors else None if done else NO_DONE + ("" if ended else IN_AN_EVENT),
     )
 
 
@@ -343,6 +344,7 @@ def test_as_many_tokens_come_as_were_asked_for(name: str) -> None:
 
 DIED = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 NO_DONE = "the stream ended without [DONE]"
+IN_AN_EVENT = ", in the middle of an event"
 NO_ROOM = (
     "Invalid request: Disaggregated request received without bootstrap room id. "
     "req.rid='e1cbcf33215e41e2952a7e23a368c5a8'"
@@ -403,7 +405,7 @@ TELLING: dict[str, Seen] = {
         701, "event", None, None, None, None, [], None, NO_DONE
     ),
     "sglang-pdd-failures/midstream_decode_killed_generate.head_tail.http": Seen(
-        58, "token", 200, 58, 0, None, [2473, 662, 452], None, NO_DONE
+        58, "token", 200, 58, 0, None, [2473, 662, 452], None, NO_DONE + IN_AN_EVENT
     ),
     # 200, [DONE], and aborted.
     "sglang-pdd-failures/D_dead_bootstrap.http": Seen(
