@@ -65,6 +65,8 @@ class Doctor:
 
     def examine(self, backend: Backend | None, say: Callable[[str], None]) -> int:
         """Say what was found, a line each; returns the exit code: 3 where anything failed."""
+        if backend is not None and not isinstance(backend, OpenAI):
+            raise ConfigError("this backend is no server: give a URL, or one of openai, vllm, ...")
         self._say = say
         self._descriptors()
         with asyncio.Runner(loop_factory=WallLoop) as runner:
@@ -161,7 +163,8 @@ class Doctor:
             self._note("FAIL", "server", f"{type(error).__name__}: {error}")
 
     async def _asked(self, backend: Backend) -> None:
-        details = backend.describe().details
+        about = backend.describe()
+        details = {"context_tokens": about.context_tokens, **about.details}
         known = {k: details[k] for k in ("model", "context_tokens", "versions") if details.get(k)}
         self._note("ok", "reach", f"{details.get('url')}: {_listed(known)}")
         await backend.reset()

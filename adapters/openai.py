@@ -106,6 +106,7 @@ class OpenAI:
         self.history = history
         self.ignore_eos = ignore_eos
         self.extra = dict(extra or {})
+        self.context_tokens: int | None = None
         self.facts: dict[str, Any] = {}
         """What was found out about the server, for `describe`."""
         self._overhead = 0
@@ -166,7 +167,8 @@ class OpenAI:
         entry: dict[str, Any] = next((each for each in listed if each.get("id") == self.model), {})
         if names and not entry:
             raise ConfigError(f"{self.url} does not serve {self.model!r}, but {', '.join(names)}")
-        self.facts["context_tokens"] = entry.get("max_model_len") or entry.get("context_window")
+        said = entry.get("max_model_len") or entry.get("context_window")
+        self.context_tokens = said if isinstance(said, int) else None
         if isinstance(self.prompts, Words):
             self._overhead = await self._measure_overhead()
             self.facts["template_tokens"] = self._overhead
@@ -199,6 +201,8 @@ class OpenAI:
             name=self.engine,
             topology=self.topology,
             cards=self.cards,
+            context_tokens=self.context_tokens,
+            warnings=self.cautions(),
             details={
                 "url": self.url,
                 "endpoint": self.endpoint,
@@ -222,6 +226,12 @@ class OpenAI:
     async def scrape(self) -> Sequence[Sample]:
         """Every page of metrics that `servers` or `metrics` names."""
         return await self.fleet.scrape()
+
+    def cautions(self) -> list[str]:
+        """What was not looked at, and a reader might think was."""
+        if self.engine == "openai" or "P" in self.fleet.pages:
+            return []
+        return ["whether disaggregation was on was not looked at: no P is named in servers"]
 
     async def doubts(self) -> Sequence[str]:
         """None: a server of unknown make proves nothing."""
@@ -338,7 +348,10 @@ class OpenAI:
     async def probe_hits(self, turn: int = -1) -> int | None:
         """Cached tokens of a prompt of our own; None where the server does not say."""
         answer = Answer()
-        await self._stream(self._probe(_PROBE_TOKENS, turn), _PROBE_TOKENS, answer)
+        try:
+            await self._stream(self._probe(_PROBE_TOKENS, turn), _PROBE_TOKENS, answer)
+        except BackendError as error:
+            raise type(error)(f"POST {self._target}: {error}") from error
         return answer.served.hit_tokens
 
     async def cold(self) -> str:

@@ -40,7 +40,8 @@ class Sglang(OpenAI):
         mode = said.get("disaggregation_mode")
         if "P" in self.fleet.servers and mode != _MODES[role]:
             raise BackendError(f"{url} is named as {role}, but its disaggregation_mode is {mode!r}")
-        self.facts["context_tokens"] = said.get("context_length") or self.facts["context_tokens"]
+        limit = said.get("context_length")
+        self.context_tokens = limit if isinstance(limit, int) else self.context_tokens
         return f"{role} {url}", str(said.get("version"))
 
     async def doubts(self) -> Sequence[str]:

@@ -108,6 +108,10 @@ class Description:
     """`in_dc`, `cross_dc`, `pdd`, or `unknown` for a server that does not say."""
     cards: dict[str, float] = field(default_factory=dict)
     """Cards a role, as `{"P": 40, "D": 48}`; empty where unknown."""
+    context_tokens: int | None = None
+    """The longest prompt and answer together; None where there is no limit, or none is known."""
+    warnings: Sequence[str] = ()
+    """What a reader of the results must know of how they were got."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """Anything else that decides its behaviour, JSON-able: coefficients, links, versions."""
 

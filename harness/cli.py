@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import signal
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -87,6 +88,8 @@ def _run(overrides: list[str]) -> int:
         number = str(job.job.num) if job.mode == RunMode.MULTIRUN else ""
         return run(config, _out(config, number), _say)
 
+    # As Ctrl-C: what a scheduler ends keeps what was gathered, and says so.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     if _sweeps(overrides) and not any(each.startswith("out=") for each in overrides):
         # One folder for all jobs: the default would look at the clock anew for each.
         overrides = [*overrides, f"out=runs/{datetime.now().astimezone():%Y%m%d-%H%M%S}"]
@@ -133,9 +136,12 @@ def _doctor(overrides: list[str]) -> int:
         code: int = build(config, "doctor").examine(backends[0] if backends else None, _say)
         return code
 
-    if overrides and overrides[0].startswith(("http://", "https://")):
-        url, *rest = overrides
-        overrides = ["backend=openai", f"backend.openai.url='{url}'", *rest]
+    urls = [each for each in overrides if each.startswith(("http://", "https://"))]
+    if urls:
+        rest = [each for each in overrides if each not in urls]
+        overrides = ["backend=openai", f"backend.openai.url='{urls[0]}'", *rest]
+    elif odd := [each for each in overrides if "=" not in each and not each.startswith("-")]:
+        raise ConfigError(f"{odd[0]} is neither a setting nor a URL: give http://HOST:PORT")
     if _sweeps(overrides):
         raise ConfigError("one server at a time: leave out -m")
     return _composed("doctor", overrides, work)

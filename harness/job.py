@@ -6,6 +6,7 @@ import asyncio
 import functools
 import gc
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -13,17 +14,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from omegaconf import DictConfig
 
 from harness import fidelity, manifest, metrics, result
 from harness.backend import Backend
 from harness.clock import VirtualTimeLoop
-from harness.errors import EXIT_FAILED, EXIT_GOOD, EXIT_INTERRUPTED, HarnessError
+from harness.errors import (
+    EXIT_FAILED,
+    EXIT_GOOD,
+    EXIT_INTERRUPTED,
+    ConfigError,
+    HarnessError,
+)
 from harness.host import Account, Crew, Host, Work
 from harness.pacing import Plan
 from harness.progress import progress
-from harness.record import Record
+from harness.record import FAILED, Record
 from harness.series import Series
 from harness.trace import Trace
 
@@ -52,6 +60,7 @@ class Job:
     """What to warn of in whatever this job measures on a real server."""
     _account: Account = field(init=False, default_factory=Account)
     _doubts: list[str] = field(init=False, default_factory=list)
+    _misses: dict[str, int] = field(init=False, default_factory=dict)
     _manifest: dict[str, Any] = field(init=False)
 
     def run(self, say: Callable[[str], None]) -> int:
@@ -137,7 +146,8 @@ class Job:
     async def _enter(self, crew: Crew) -> None:
         async with self.backend as backend, crew:
             await backend.reset()
-            self._manifest["backend"] |= asdict(backend.describe())  # now it knows its servers
+            self._describe()  # now it knows its servers
+            self._fits(backend.describe().context_tokens)
             self._manifest["workers"] = crew.account().workers
             result.write_manifest(self.path, self._manifest)
             if self.scrape_s is None:
@@ -150,31 +160,56 @@ class Job:
     def _describe(self) -> None:
         self._manifest["backend"] = asdict(self.backend.describe()) | {"name": self.name}
 
+    def _fits(self, context_tokens: int | None) -> None:
+        """Refuse, before a request is sent, a trace that the server has no room for."""
+        if context_tokens is None:
+            return
+        longest = self.trace.input_tokens.astype(np.int64) + self.trace.output_tokens
+        if beyond := int((longest > context_tokens).sum()):
+            raise ConfigError(
+                f"{beyond:,} of {len(self.trace):,} turns are longer, prompt and answer together, "
+                f"than the {context_tokens:,} tokens of {self.name}'s context; the longest has "
+                f"{longest.max():,}. Add transform=[within_context] "
+                f"transform.within_context.context_tokens={context_tokens}, after shrink where "
+                "none would be left: transform=[shrink,within_context]"
+            )
+
     async def _watched(self, crew: Crew, series: Series) -> None:
         try:
             async with series.during():
                 await crew.run()
         finally:
             series.write(self.path)
-            self._manifest["scrapes"] = {"made": series.scrapes, "missed": dict(series.misses)}
+            self._misses = dict(series.misses)
+            self._manifest["scrapes"] = {"made": series.scrapes, "missed": self._misses}
 
     def _conclude(self, reasons: list[str]) -> str:
         """Count, summarise and judge what is on disk; write the verdict. A line for a person."""
-        columns = dict.fromkeys([*metrics.COLUMNS, *fidelity.COLUMNS, "turn"])
+        columns = dict.fromkeys(
+            [*metrics.COLUMNS, *fidelity.COLUMNS, "turn", "error_class", "error"]
+        )
         records = result.Run(self.path, self._manifest).records([*columns])
         counts = metrics.conserve(records, len(self.trace))
-        reasons = [*reasons, *counts.broken]
-        reasons += [f"{counts.failed} requests failed"] if counts.failed else []
+        if reasons and not records.num_rows:
+            reasons = [*reasons, "no request was sent"]
+        else:
+            reasons = [*reasons, *counts.broken]
+        reasons += [f"{counts.failed} requests failed{_mostly(records)}"] if counts.failed else []
         reasons += [f"{counts.unsent} requests were never sent"] if counts.unsent else []
         self._manifest["fidelity"], off = fidelity.fidelity(records, self.tolerance)
         self._manifest["client"], self._manifest["warnings"] = fidelity.client(
             records, self._cpu_s, self._manifest["wall_s"]
         )
         real = self._manifest["clock"] == "wall"
-        self._manifest["warnings"] += [*self._account.warnings, *(self.cautions if real else ())]
+        self._manifest["warnings"] += [
+            *self._account.warnings,
+            *(self.cautions if real else ()),
+            *self._manifest["backend"]["warnings"],
+            *(f"{words} ({n} times)" for words, n in self._misses.items()),
+        ]
         reasons += off + self._doubts
         summary = metrics.summarise(records, self.window, self.name)
-        if not summary.column("measured")[0].as_py():
+        if records.num_rows and not summary.column("measured")[0].as_py():
             reasons.append("no request was measured: the window leaves out all that were sent")
         result.write_table(summary, self.path / result.SUMMARY_FILE)
         self._manifest["counts"] = {k: v for k, v in asdict(counts).items() if k != "broken"}
@@ -214,6 +249,15 @@ def _headline(name: str, row: dict[str, Any], wall_s: float) -> str:
         f"{small}; {_rate(row['requests_per_s'], '.2f')} requests/s, "
         f"{_rate(row['output_tokens_per_s'], ',.0f')} output tokens/s; took {wall_s:.1f} s"
     )
+
+
+def _mostly(records: pa.Table) -> str:
+    """The most frequent failure, in words."""
+    failed = records.filter(pa.array(metrics.status_is(records, FAILED)))
+    kinds = Counter(failed.column("error_class").to_pylist())
+    kind, count = kinds.most_common(1)[0]
+    said = Counter(failed.column("error").to_pylist()).most_common(1)[0][0]
+    return f" ({count} {kind}; most often: {said})"
 
 
 def _rate(value: float | None, form: str) -> str:

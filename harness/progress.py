@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-_EVERY = 128
-"""Requests between two looks at the clock: drawing must not cost what it measures."""
 _LINE_S = 10.0
+_DRAW_S = 0.1
+"""Between two drawings of the bar: drawing must not cost what it measures."""
 
 
 class Progress(Protocol):
@@ -29,7 +29,7 @@ class _Lines:
 
     def advance(self) -> None:
         self._done += 1
-        if self._done % _EVERY == 0 and time.monotonic() >= self._next_s:
+        if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _LINE_S
             share = self._done / self._total
             print(  # noqa: T201 - progress for a person, beside the data
@@ -63,9 +63,11 @@ class _Bar:
     def __init__(self, bar: Any, task: int) -> None:
         self._bar, self._task = bar, task
         self._since = 0
+        self._next_s = 0.0
 
     def advance(self) -> None:
         self._since += 1
-        if self._since == _EVERY:
-            self._bar.advance(self._task, _EVERY)
-            self._since = 0
+        now_s = time.monotonic()
+        if now_s >= self._next_s:
+            self._bar.advance(self._task, self._since)
+            self._since, self._next_s = 0, now_s + _DRAW_S

@@ -89,6 +89,8 @@ class Series:
             self.misses[str(error) if known else f"{type(error).__name__}: {error}"] += 1
             return
         for source, name, labels, value in samples:
+            if name == "up" and not value:
+                self.misses[f"the page of {source} could not be read"] += 1
             key = (source, name, labels)
             if not _same(self._last.get(key), value):
                 self._last[key] = value

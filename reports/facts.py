@@ -117,6 +117,19 @@ def _client(manifest: Mapping[str, Any]) -> str:
     )
 
 
+def _workers(manifest: Mapping[str, Any]) -> str:
+    """Who replayed, and how exactly they started together."""
+    workers = manifest.get("workers") or ()
+    return (
+        "; ".join(
+            f"worker {each['worker']}: {each['turns']:,} turns, started "
+            f"{seconds(each['start_skew_s'])} after the common start, {each['end']}"
+            for each in workers
+        )
+        or "one process"
+    )
+
+
 def _command(manifest: Mapping[str, Any]) -> str:
     return shlex.join(map(str, manifest.get("command", ()))) or DASH
 
@@ -167,6 +180,7 @@ _TOLD: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "Time-out": _timeout,
     "Tokens of the answered": _tokens,
     "The client": _client,
+    "Workers": _workers,
     "Command": _command,
     "Ran": _took,
     "Versions": lambda manifest: _listed(manifest["versions"]),

@@ -31,7 +31,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Server:
     """How a simulator is served. `run` once.
 
-    `port` 0 takes a free one. `known_blocks`: how many of its clients' blocks it remembers, some 60
+    `port` 0 takes a free one. `known_blocks`: how many of its clients' blocks it remembers, some 50
     bytes each. `reasoning_tokens`: of each chat answer, its first. `faults`: whether clients may
     ask for them.
     """

@@ -60,7 +60,7 @@ def word(token: int) -> str:
 class Blocks:
     """The block runs of prompts, by what their tokens are.
 
-    It knows the last `most` blocks that were used, some 60 bytes each, whatever the simulated
+    It knows the last `most` blocks that were used, some 50 bytes each, whatever the simulated
     caches hold: a prompt that has not been asked for so long is a new one.
     """
 

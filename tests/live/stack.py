@@ -116,6 +116,7 @@ class Plan:
 
 def install(bundle: Bundle, folder: Path) -> None:
     """Makes `folder`/venv and `folder`/model; returns at once when they are there and current."""
+    folder = folder.resolve()  # pip runs elsewhere
     folder.mkdir(parents=True, exist_ok=True)
     stamp, wanted = folder / "installed.txt", _digest(bundle)
     if stamp.exists() and stamp.read_text() == wanted:

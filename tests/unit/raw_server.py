@@ -7,8 +7,9 @@ import json
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 Script = Callable[[asyncio.StreamWriter], Awaitable[None]]
 """Writes a whole response, or what stands in for one."""
@@ -136,3 +137,26 @@ async def _one(
     await scripts.get(name[name.rfind("-") :], scripts.get("", good))(writer)
     if not writer.is_closing():
         await writer.drain()
+
+
+@contextmanager
+def in_thread(answer: Script) -> Iterator[str]:
+    """The URL of a server in a thread beside this one; every request gets `answer`."""
+    loop = asyncio.new_event_loop()
+    ready = threading.Event()
+    ports: list[int] = []
+    stop = asyncio.Event()
+
+    async def main() -> None:
+        async with serving({"": answer}) as port:
+            ports.append(port)
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
+    thread.start()
+    ready.wait(10)
+    yield f"http://127.0.0.1:{ports[0]}"
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(10)
+    loop.close()

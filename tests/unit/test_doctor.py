@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -27,29 +23,6 @@ def doctor(*arguments: str) -> tuple[int, dict[str, str], str]:
     return done.returncode, said, done.stdout + done.stderr
 
 
-@contextmanager
-def serving(answer: raw.Script) -> Iterator[str]:
-    """The URL of a server in a thread beside this one."""
-    loop = asyncio.new_event_loop()
-    ready = threading.Event()
-    ports: list[int] = []
-    stop = asyncio.Event()
-
-    async def main() -> None:
-        async with raw.serving({"": answer}) as port:
-            ports.append(port)
-            ready.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(main()))
-    thread.start()
-    ready.wait(10)
-    yield f"http://127.0.0.1:{ports[0]}"
-    loop.call_soon_threadsafe(stop.set)
-    thread.join(10)
-    loop.close()
-
-
 @pytest.mark.slow
 def test_the_machine_and_the_client_are_measured_on_our_own_server() -> None:
     code, said, words = doctor("doctor.lasts_s=1", "doctor.answer_tokens=8")
@@ -62,7 +35,7 @@ def test_the_machine_and_the_client_are_measured_on_our_own_server() -> None:
 def test_a_server_that_counts_wrong_fails() -> None:
     ending = raw.usage(256, 1) + raw.DONE + raw.END
     answer = raw.writes(raw.CHUNKED, raw.token(reason="length"), ending)
-    with serving(answer) as url:
+    with raw.in_thread(answer) as url:
         code, said, words = doctor(url, "doctor.self_test=false")
     assert code == 3, words
     assert said["reach"] == f"ok   {url}: model tiny, context_tokens 4096"
@@ -73,7 +46,7 @@ def test_a_server_that_counts_wrong_fails() -> None:
 
 
 def test_nobody_there_fails() -> None:
-    code, said, words = doctor("http://127.0.0.1:1", "doctor.self_test=false")
+    code, said, words = doctor("doctor.self_test=false", "http://127.0.0.1:1")
     assert code == 3, words
     assert said["server"] == "FAIL ConnectFailed: 127.0.0.1:1: Connection refused"
 
@@ -85,6 +58,8 @@ def test_nobody_there_fails() -> None:
         (["doctor.self_test=perhaps"], "give true or false"),
         (["http://user:pw@host", "doctor.self_test=false"], "give http://HOST:PORT"),
         (["backend=[openai,vllm]"], "look at one"),
+        (["backend=pdd", "doctor.self_test=false"], "this backend is no server"),
+        (["127.0.0.1:8000"], "neither a setting nor a URL: give http://HOST:PORT"),
         (["backend=nobody"], "nobody"),
     ],
 )
