@@ -11,7 +11,7 @@ All times are seconds since the run's zero, on the loop's clock; null means "did
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -77,6 +77,12 @@ class Record(NamedTuple):
     error_class: str | None
     """`ConnectFailed`, `RequestTimeout`, `BadStatus`, `BadStream`, ...; null unless failed."""
     error: str | None
+
+
+def blank(**known: Any) -> Record:
+    """A record of which only this much is known: all else is null, or 0 where it may not be."""
+    values: dict[str, Any] = dict.fromkeys(Record._fields)
+    return Record(**(values | {"shared_reads": 0, "worker": 0} | known))
 
 
 _i32, _i64, _f64, _text = pa.int32(), pa.int64(), pa.float64(), pa.string()

@@ -15,7 +15,7 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from harness.backend import Answer, Backend, Request
 from harness.clock import Loop, early_s
 from harness.errors import BackendError, BadStream, RequestTimeout
 from harness.pacing import Plan, Shard, first_arrivals
-from harness.record import CANCELLED, FAILED, OK, UNSENT, Record
+from harness.record import CANCELLED, FAILED, OK, UNSENT, Record, blank
 from harness.trace import Trace
 
 
@@ -326,22 +326,21 @@ class Replay:
     def _unsent(self, row: int, words: str) -> None:
         """The record of a turn that was never sent."""
         self._recorded[row] = True
-        blank: dict[str, Any] = dict.fromkeys(Record._fields)
-        blank |= {
-            "turn": row,
-            "session": self._session[row],
-            "turn_index": self._turn_index[row],
-            "agent": self._agent[row],
-            "input_tokens": self._input[row],
-            "output_tokens": self._output[row],
-            "ideal_hit_tokens": self._ideal[row],
-            "scheduled_s": self._scheduled[row],
-            "shared_reads": 0,
-            "worker": self._worker,
-            "status": UNSENT,
-            "error": words,
-        }
-        self._write(Record(**blank))
+        self._write(
+            blank(
+                turn=row,
+                session=self._session[row],
+                turn_index=self._turn_index[row],
+                agent=self._agent[row],
+                input_tokens=self._input[row],
+                output_tokens=self._output[row],
+                ideal_hit_tokens=self._ideal[row],
+                scheduled_s=self._scheduled[row],
+                worker=self._worker,
+                status=UNSENT,
+                error=words,
+            )
+        )
 
 
 _LONGEST_GAP_US = 2**31 - 1

@@ -31,7 +31,7 @@ from harness import errors
 from harness.errors import EXIT_BACKEND, EXIT_FAILED, BackendError, ConfigError, HarnessError
 from harness.host import Account, Work
 from harness.pacing import Shard
-from harness.record import CANCELLED, SCHEMA, UNSENT, Record
+from harness.record import CANCELLED, SCHEMA, UNSENT, Record, blank
 from harness.settings import number, whole
 
 _LEAD_S = 0.5
@@ -522,20 +522,17 @@ def _left(
     """The record of a turn whose worker left none."""
     trace = work.trace
     due_s, sent_s = sent or (None, None)
-    blank: dict[str, Any] = dict.fromkeys(Record._fields)
-    blank |= {
-        "turn": row,
-        "session": int(trace.session[row]),
-        "turn_index": int(trace.column("turn_index")[row]),
-        "agent": str(trace.column("agent")[row]),
-        "input_tokens": int(trace.input_tokens[row]),
-        "output_tokens": int(trace.output_tokens[row]),
-        "ideal_hit_tokens": int(trace.ideal_hit_tokens[row]),
-        "scheduled_s": due_s,
-        "sent_s": sent_s,
-        "shared_reads": 0,
-        "worker": worker,
-        "status": UNSENT if sent_s is None else CANCELLED,
-        "error": words,
-    }
-    return Record(**blank)
+    return blank(
+        turn=row,
+        session=int(trace.session[row]),
+        turn_index=int(trace.column("turn_index")[row]),
+        agent=str(trace.column("agent")[row]),
+        input_tokens=int(trace.input_tokens[row]),
+        output_tokens=int(trace.output_tokens[row]),
+        ideal_hit_tokens=int(trace.ideal_hit_tokens[row]),
+        scheduled_s=due_s,
+        sent_s=sent_s,
+        worker=worker,
+        status=UNSENT if sent_s is None else CANCELLED,
+        error=words,
+    )

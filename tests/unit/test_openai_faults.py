@@ -19,7 +19,7 @@ from adapters.prompts import Tokens
 from harness.backend import Answer, Request
 from harness.clock import WallLoop
 from harness.errors import BackendError, BadStatus, BadStream, ConfigError, ConnectFailed
-from harness.pacing import Recorded
+from harness.pacing import Closed, Recorded
 from harness.record import Record
 from harness.replay import Replay
 from harness.seed import stream
@@ -275,16 +275,25 @@ def test_an_answer_before_the_request_was_whole_leaves_no_rest_for_the_next(
                 await raw.good(writer)
 
     async def main() -> None:
+        tasks: set[asyncio.Task[None]] = set()
+
         async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with suppress(asyncio.IncompleteReadError, ConnectionError):
+            task = asyncio.current_task()
+            assert task is not None
+            tasks.add(task)
+            with suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
                 await hasty(reader, writer)
             writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
 
         server = await asyncio.start_server(served, "127.0.0.1", 0)
-        async with server, backend(server.sockets[0].getsockname()[1], stall_s=2.0) as asked:
+        async with server, backend(server.sockets[0].getsockname()[1], stall_s=5.0) as asked:
             plan = Recorded().plan(trace, stream(1, "pacing"))
             await Replay(trace, plan, asked, records.append).run()
-        await asyncio.sleep(0.1)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     with asyncio.Runner(loop_factory=WallLoop) as runner:
         runner.run(main())
@@ -511,13 +520,13 @@ def test_a_key_that_no_header_may_hold_is_refused_and_not_shown(key: str) -> Non
 
 def test_connections_are_used_again(make_trace: MakeTrace) -> None:
     """One after the other: a second connection would be a second handshake in each TTFT."""
-    trace = singles(make_trace, 6, arrival_s=[0.05 * at for at in range(6)])
+    trace = singles(make_trace, 6)
     opened = 0
 
     async def main() -> None:
         nonlocal opened
-        async with raw.serving({}) as port, backend(port) as server:
-            plan = Recorded().plan(trace, stream(1, "pacing"))
+        async with raw.serving({}) as port, backend(port, keepalive_s=60.0) as server:
+            plan = Closed(1).plan(trace, stream(1, "pacing"))
             await Replay(trace, plan, server, lambda _: None).run()
             opened = len(server._transport._open)
 
