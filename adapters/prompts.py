@@ -166,13 +166,18 @@ class Histories:
         self._sessions: OrderedDict[int, list[tuple[Request, NDArray[np.int64]]]] = OrderedDict()
 
     def apply(self, request: Request, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        """`tokens`, with the longest history that it extends put in."""
-        best = None
+        """`tokens`, with the longest history that it extends put in.
+
+        Of one that it leaves half-way, as after an edit, the front that both share.
+        """
+        front: NDArray[np.int64] = tokens[:0]
         for earlier, history in self._sessions.get(request.session, ()):
-            longer = best is None or len(history) > len(best)
-            if longer and len(history) <= len(tokens) and _extends(request, earlier):
-                best = history
-        return tokens if best is None else np.concatenate((best, tokens[len(best) :]))
+            shared = _shared_blocks(request, earlier)
+            left_early = shared < earlier.input_tokens // earlier.block_tokens
+            usable = history[: shared * earlier.block_tokens] if left_early else history
+            if shared and len(front) < len(usable) <= len(tokens):
+                front = usable
+        return np.concatenate((front, tokens[len(front) :])) if len(front) else tokens
 
     def keep(self, request: Request, sent: NDArray[np.int64], answer: Sequence[int]) -> None:
         """What was sent and what came back."""
@@ -188,12 +193,19 @@ class Histories:
             self._held -= sum(len(each) for _, each in gone)
 
 
-def _extends(request: Request, earlier: Request) -> bool:
-    """Whether the whole blocks of `earlier` are the front of the prompt of `request`."""
-    whole_blocks = earlier.input_tokens // earlier.block_tokens
-    if not whole_blocks:
-        return False  # nothing says so
-    return _front(request, whole_blocks) == _front(earlier, whole_blocks)
+def _shared_blocks(request: Request, earlier: Request) -> int:
+    """How many whole blocks both prompts begin with."""
+    most = min(request.input_tokens, earlier.input_tokens) // earlier.block_tokens
+    shared = 0
+    for (start, length), (other, others) in zip(
+        _front(request, most), _front(earlier, most), strict=False
+    ):
+        if start != other:
+            break
+        shared += min(length, others)
+        if length != others:
+            break
+    return shared
 
 
 def _front(request: Request, blocks: int) -> list[tuple[int, int]]:

@@ -292,6 +292,21 @@ def test_runs_that_are_cut_elsewhere_are_the_same_front() -> None:
     assert histories.apply(second, prompts.token_ids(second))[192:202].tolist() == [7] * 10
 
 
+def test_an_edited_prompt_keeps_the_live_answers_before_the_edit() -> None:
+    """What the cache holds is what was sent, recorded or live: up to the edit it is hit."""
+    histories, prompts = Histories(), Tokens()
+    first = request([(0, 1)], 64, turn=0)
+    histories.keep(first, prompts.token_ids(first), [7] * 64)
+    second = request([(0, 4)], 256, turn=1)
+    sent = histories.apply(second, prompts.token_ids(second))
+    histories.keep(second, sent, [8] * 10)
+    edited = request([(0, 3), (90, 2)], 320, turn=2)
+    ids = histories.apply(edited, prompts.token_ids(edited))
+    assert np.array_equal(ids[:192], sent[:192])
+    assert ids[64:128].tolist() == [7] * 64
+    assert np.array_equal(ids[192:], prompts.token_ids(edited)[192:])
+
+
 def test_the_longest_history_is_put_in() -> None:
     histories, prompts = Histories(), Tokens()
     for turn, blocks in enumerate([2, 6, 4]):
