@@ -168,15 +168,16 @@ class Histories:
     def apply(self, request: Request, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
         """`tokens`, with the longest history that it extends put in.
 
-        Of one that it leaves half-way, as after an edit, the front that both share.
+        Of one that it leaves half-way, as after an edit, the front that both share. An answer for
+        which the recorded prompt has no room is cut.
         """
         front: NDArray[np.int64] = tokens[:0]
         for earlier, history in self._sessions.get(request.session, ()):
             shared = _shared_blocks(request, earlier)
             left_early = shared < earlier.input_tokens // earlier.block_tokens
             usable = history[: shared * earlier.block_tokens] if left_early else history
-            if shared and len(front) < len(usable) <= len(tokens):
-                front = usable
+            if shared and len(front) < min(len(usable), len(tokens)):
+                front = usable[: len(tokens)]
         return np.concatenate((front, tokens[len(front) :])) if len(front) else tokens
 
     def keep(self, request: Request, sent: NDArray[np.int64], answer: Sequence[int]) -> None:

@@ -269,19 +269,28 @@ def test_branches_share_their_trunk_and_not_each_other_s_answers() -> None:
 
 
 def test_a_prompt_that_goes_another_way_is_left_alone() -> None:
-    """A compacted conversation, another session, or one that is shorter than its history."""
+    """A compacted conversation, a shorter one, another session."""
     histories, prompts = Histories(), Tokens()
     first = request([(0, 4)], 256)
     histories.keep(first, prompts.token_ids(first), [7] * 10)
     for other in (
         request([(0, 3), (50, 2)], 320),
         request([(0, 2)], 128),
-        request([(0, 4)], 260),
         request([(0, 5)], 320, session=1),
     ):
         assert np.array_equal(
             histories.apply(other, prompts.token_ids(other)), prompts.token_ids(other)
         )
+
+
+def test_an_answer_without_room_is_cut_and_not_left_out() -> None:
+    histories, prompts = Histories(), Tokens()
+    first = request([(0, 4)], 256)
+    histories.keep(first, prompts.token_ids(first), [7] * 10)
+    second = request([(0, 4)], 260)
+    ids = histories.apply(second, prompts.token_ids(second))
+    assert len(ids) == 260
+    assert ids[256:].tolist() == [7] * 4
 
 
 def test_runs_that_are_cut_elsewhere_are_the_same_front() -> None:
