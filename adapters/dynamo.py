@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.completion import Completion
-from adapters.fleet import Counters
+from adapters.fleet import DECODE, Counters
 from adapters.openai import OpenAI
 from harness.backend import Answer, Request
 from harness.settings import whole
 
 _REQUESTS = "dynamo_component_requests_total"
-_DECODE = ("D", "RLD", "MD")
 
 
 class Dynamo(OpenAI):
@@ -38,7 +37,7 @@ class Dynamo(OpenAI):
             return ()
         after = Counters(await self.fleet.scrape())
         prefilled = after.grown(self.before, "P", _REQUESTS)
-        decoded = after.grown(self.before, _DECODE, _REQUESTS)
+        decoded = after.grown(self.before, DECODE, _REQUESTS)
         self.facts["pd_counters"] = {"P requests": prefilled, "D requests": decoded}
         if flaws := after.flaws(self.before, (_REQUESTS,)):
             return flaws

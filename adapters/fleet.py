@@ -29,7 +29,9 @@ from harness.errors import (
     RequestTimeout,
 )
 
-ROLES = ("router", "P", "D", "RLD", "MD")
+DECODE = ("D", "RLD", "MD")
+"""The roles that decode."""
+ROLES = ("router", "P", *DECODE)
 _WORKERS = ROLES[1:]
 _IDLE_POLL_S = 0.1
 _PAGE_S = 3.0

@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.completion import Completion, counted, token_ids
-from adapters.fleet import Counters
+from adapters.fleet import DECODE, Counters
 from adapters.openai import Endpoint, OpenAI
 from harness.backend import Answer, Request
 from harness.errors import BackendError
 
 _MODES = {"P": "prefill", "D": "decode", "MD": "decode", "RLD": "decode"}
-_DECODE = ("D", "RLD", "MD")
 _SENT = "sglang:kv_transfer_latency_ms_count"
 _PREFILLED = "sglang:prompt_tokens_total"
 _ANSWERED = "sglang:num_requests_total"
@@ -51,7 +50,7 @@ class Sglang(OpenAI):
         after = Counters(await self.fleet.scrape())
         sent = after.grown(self.before, "P", _SENT)
         prefilled = after.grown(self.before, "P", _PREFILLED)
-        answered = after.grown(self.before, _DECODE, _ANSWERED)
+        answered = after.grown(self.before, DECODE, _ANSWERED)
         self.facts["pd_counters"] = {
             "P prompt_tokens": prefilled,
             "P kv_transfers": sent,

@@ -181,8 +181,6 @@ class StampedBody(httpx.AsyncByteStream):
         self._ended = False
         self._enough = False
         self._error: Exception | None = None
-        self.sent_s = 0.0
-        """When the first byte of the request was given to the kernel."""
         self.first_byte_s = 0.0
         """When the first byte of the response came."""
         self.clock: Literal["kernel", "user"] = "user"
@@ -311,8 +309,8 @@ class _Connection:
         self._head = head
         self._headers, self._head_bytes, self._read = [], 0, 0
         self._stall_s = stall_s
-        body.sent_s = self._last_s = self._loop.time()
-        sent(body.sent_s)
+        self._last_s = self._loop.time()
+        sent(self._last_s)
         if stall_s is not None:
             self._watchdog = self._loop.call_later(stall_s, self._watch)
         self.wire.write(data)
@@ -323,8 +321,8 @@ class _Connection:
                 self.close()
             raise
 
-    def close(self) -> None:
-        """For good. Whoever waits for its answer hears of it. May be called twice."""
+    def close(self, error: httpx.TransportError | None = None) -> None:
+        """For good. Whoever waits for its answer gets the error. May be called twice."""
         if not self.usable:
             return
         self.usable = False
@@ -332,7 +330,7 @@ class _Connection:
         self.wire.close()
         self._forget(self)
         head, body, self._body = self._head, self._body, None
-        error = httpx.ReadError("the connection was closed here")
+        error = error or httpx.ReadError("the connection was closed here")
         if head is not None and not head.done():
             head.set_exception(error)
             head.exception()  # whoever was cancelled does not ask
@@ -357,13 +355,13 @@ class _Connection:
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(httpx.RemoteProtocolError(f"the response is not HTTP/1.1: {error}"))
+            self.close(httpx.RemoteProtocolError(f"the response is not HTTP/1.1: {error}"))
             return
         if self._head is not None and not self._head.done():
             self._head_bytes += len(data)
             if self._head_bytes > _LONGEST_HEAD:
                 words = f"the response's head is longer than {_LONGEST_HEAD:,} bytes"
-                self._fail(httpx.RemoteProtocolError(words))
+                self.close(httpx.RemoteProtocolError(words))
 
     def lost(self, error: OSError | None) -> None:
         """The server closed the connection, or it broke."""
@@ -377,9 +375,9 @@ class _Connection:
             self.close()
             return
         if error is not None:
-            self._fail(httpx.ReadError(f"the connection broke: {_said(error)}"))
+            self.close(httpx.ReadError(f"the connection broke: {_said(error)}"))
         elif not self._read and self._reused:
-            self._fail(
+            self.close(
                 httpx.RemoteProtocolError(
                     "the server closed a kept connection just as it was used again: set "
                     "keepalive_s below the server's own"
@@ -387,16 +385,7 @@ class _Connection:
             )
         else:
             where = "in the middle of its response" if self._read else "without a response"
-            self._fail(httpx.RemoteProtocolError(f"the server closed the connection {where}"))
-
-    def _fail(self, error: httpx.TransportError) -> None:
-        head, body, self._body = self._head, self._body, None
-        self._head = None
-        self.close()
-        if head is not None and not head.done():
-            head.set_exception(error)
-        elif body is not None:
-            body.failed(error)
+            self.close(httpx.RemoteProtocolError(f"the server closed the connection {where}"))
 
     def _watch(self, seen: int = -1) -> None:
         """The one timer of a request, set again for as long as something came meanwhile.
@@ -414,7 +403,7 @@ class _Connection:
             self._watchdog = self._loop.call_later(_DOUBT_S, self._watch, self._read)
         else:
             what = "nothing more" if self._read else "no response"
-            self._fail(httpx.ReadTimeout(f"{what} came for {self._stall_s:g} s"))
+            self.close(httpx.ReadTimeout(f"{what} came for {self._stall_s:g} s"))
 
     def _unwatch(self) -> None:
         if self._watchdog is not None:

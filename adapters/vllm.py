@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adapters.fleet import Counters
+from adapters.fleet import DECODE, Counters
 from adapters.openai import OpenAI
 
-_DECODE = ("D", "RLD", "MD")
 _SOURCES = "vllm:prompt_tokens_by_source_total"
 _PREFILLED = "vllm:prompt_tokens_total"
 _REQUESTS = "vllm:request_prompt_tokens_count"
@@ -46,13 +45,13 @@ class Vllm(OpenAI):
             return ()
         after = Counters(await self.fleet.scrape())
         grown = {
-            source: after.grown(self.before, _DECODE, _SOURCES, source=source)
+            source: after.grown(self.before, DECODE, _SOURCES, source=source)
             for source in ("external_kv_transfer", "local_compute", "local_cache_hit")
         }
         prefilled = after.grown(self.before, "P", _PREFILLED)
-        requests = after.grown(self.before, _DECODE, _REQUESTS)
-        prompts = after.grown(self.before, _DECODE, _PROMPTS)
-        failed = after.grown(self.before, _DECODE, _FAILED)
+        requests = after.grown(self.before, DECODE, _REQUESTS)
+        prompts = after.grown(self.before, DECODE, _PROMPTS)
+        failed = after.grown(self.before, DECODE, _FAILED)
         self.facts["pd_counters"] = {"P prompt_tokens": prefilled, "D requests": requests} | {
             f"D {source}": value for source, value in grown.items()
         }
