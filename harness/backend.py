@@ -45,19 +45,35 @@ class Served:
     """Input tokens found in the cache of the node that prefilled."""
     decode_hit_tokens: int | None = None
     """Input tokens that the node that decoded held already, and so did not have to be sent."""
+    evicted_tokens: int | None = None
+    """Input tokens not found there that the cache had held once, and lost."""
+    elsewhere_tokens: int | None = None
+    """Input tokens not found there that another prefill instance held."""
     route: str | None = None
-    """Pipeline taken: `P-D`, `P-MD`, `P-RLD-MD`."""
+    """Pipeline taken: `P-D`, `P-MD`, `P-RLD-MD`, `P-RLD`."""
     prefill_start_s: float | None = None
     prefill_end_s: float | None = None
     transfer_start_s: float | None = None
     transfer_end_s: float | None = None
     """The last byte of the KV cache reached the node that (mainly) decodes."""
     transfer_bytes: float | None = None
-    """KV bytes sent to it."""
-    handoff_s: float | None = None
-    """When the main decode emitted its first token after a relay."""
+    """KV bytes of the prompt sent to it."""
+    decode_start_s: float | None = None
+    """It began its first step there."""
+    preemptions: int | None = None
+    """How often it had to leave a batch for want of memory, and be computed anew."""
+    relay_bytes: float | None = None
+    """KV bytes of the prompt sent to the relay."""
     relay_tokens: int | None = None
     """Output tokens the relay decoded."""
+    handoff: str | None = None
+    """How they were handed over: `one-shot`, `catch-up`, `kv`."""
+    handoff_bytes: float | None = None
+    """Bytes of them sent, as ids or as KV."""
+    handoff_start_s: float | None = None
+    """When the first of them were sent."""
+    handoff_s: float | None = None
+    """When the main decode emitted its first token after a relay."""
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ Replay agent traffic against LLM serving systems and see what it costs them.
   relaybench report runs/...              draw the page again from run directories
   relaybench serve backend=pdd            the simulator behind an OpenAI-compatible port
   relaybench doctor http://HOST:PORT      can this machine, and that server, be measured?
+  relaybench refit model=... system=...   the simulator's step times, from measured kernels
 """
 
 
@@ -46,11 +47,12 @@ def _main(arguments: list[str]) -> int:
     )
     parser.add_argument("--version", action="version", version=f"relaybench {__version__}")
     commands = parser.add_subparsers(
-        dest="command", metavar="{run,report,serve,doctor}", required=True
+        dest="command", metavar="{run,report,serve,doctor,refit}", required=True
     )
     commands.add_parser("run", add_help=False)
     commands.add_parser("serve", add_help=False)
     commands.add_parser("doctor", add_help=False)
+    commands.add_parser("refit", add_help=False)
     report = commands.add_parser("report", help="draw the page again from run directories")
     report.add_argument("runs", nargs="+", type=Path, help="run directories, or folders of them")
     report.add_argument("--out", type=Path, required=True, help="a new folder for the page")
@@ -60,6 +62,8 @@ def _main(arguments: list[str]) -> int:
         return _guarded(lambda: _serve(arguments[1:]))
     if arguments[:1] == ["doctor"]:
         return _guarded(lambda: _doctor(arguments[1:]))
+    if arguments[:1] == ["refit"]:
+        return _guarded(lambda: _refit(arguments[1:]))
     chosen = parser.parse_args(arguments)
     return _guarded(lambda: _report(chosen.runs, chosen.out))
 
@@ -145,6 +149,23 @@ def _doctor(overrides: list[str]) -> int:
     if _sweeps(overrides):
         raise ConfigError("one server at a time: leave out -m")
     return _composed("doctor", overrides, work)
+
+
+def _refit(overrides: list[str]) -> int:
+    """The coefficients of one model on one chip, into a file."""
+
+    def work(config: Any) -> int:
+        from harness.plugins import build
+
+        build(config, "refit").run(_say)
+        return EXIT_GOOD
+
+    if _sweeps(overrides):
+        raise ConfigError("one fit at a time: leave out -m")
+    # Its settings by their bare names: `model` and `backend` are groups of the other commands.
+    other = ("-", "refit.", "hydra")
+    settings = [each if each.startswith(other) else f"refit.{each}" for each in overrides]
+    return _composed("refit", settings, work)
 
 
 def _sweeps(overrides: list[str]) -> bool:

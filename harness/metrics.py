@@ -32,7 +32,10 @@ SAMPLE_FLOOR = {0.90: 64, 0.99: 662}
 at least two samples lie above the true percentile (Wilks: 1 - q^n - n (1 - q) q^(n-1) >= 0.99).
 Below the floor the figure is given and said to be unsupported."""
 
-_LATENCIES = ("ttft", "ttft_sent", "e2e", "tpot")
+_LATENCIES = ("ttft", "ttft_sent", "e2e", "tpot", "longest_gap")
+
+PARTS = ("queue", "prefill", "transfer", "decode_wait", "first_step", "decode", "handoff", "stall")
+"""What `breakdown` gives."""
 
 SUMMARY = pa.schema(
     [
@@ -75,6 +78,7 @@ COLUMNS = [
     "sent_s",
     "first_token_s",
     "last_token_s",
+    "longest_gap_s",
     "served_input_tokens",
     "served_output_tokens",
     "served_hit_tokens",
@@ -177,6 +181,44 @@ def tpot(records: pa.Table) -> NDArray[np.float64]:
     return np.where(status_is(records, OK), each, np.inf)
 
 
+def longest_gap(records: pa.Table) -> NDArray[np.float64]:
+    """The longest time from one token to the next, s: what a reader of the stream waits: (rows,).
+
+    +inf where the answer is not whole, NaN where it has one token (or one event) only.
+    """
+    return np.where(status_is(records, OK), column(records, "longest_gap_s"), np.inf)
+
+
+def breakdown(records: pa.Table) -> dict[str, NDArray[np.float64]]:
+    """Where each request's time went, s, by `PARTS`: (rows,) each.
+
+    NaN where a part does not apply, or the server does not say.
+    queue, prefill, transfer, decode_wait and first_step follow each other, and for a request that
+    is not relayed sum up to TTFT from the send. A relayed one has its first token while its
+    transfer goes on. handoff: from the first of the relay's tokens sent to the first that the main
+    decode emits; the relay may go on meanwhile. stall: the longest gap. decode: first token to
+    last.
+    """
+    at = {
+        name: column(records, f"{name}_s")
+        for name in (
+            "sent", "prefill_start", "prefill_end", "transfer_start", "transfer_end",
+            "decode_start", "first_token", "last_token", "handoff_start", "handoff",
+        )
+    }  # fmt: skip
+    relayed = ~np.isnan(column(records, "relay_tokens"))
+    return {
+        "queue": at["prefill_start"] - at["sent"],
+        "prefill": at["prefill_end"] - at["prefill_start"],
+        "transfer": at["transfer_end"] - at["transfer_start"],
+        "decode_wait": np.where(relayed, np.nan, at["decode_start"] - at["transfer_end"]),
+        "first_step": np.where(relayed, np.nan, at["first_token"] - at["decode_start"]),
+        "decode": at["last_token"] - at["first_token"],
+        "handoff": at["handoff"] - at["handoff_start"],
+        "stall": column(records, "longest_gap_s"),
+    }
+
+
 def summarise(records: pa.Table, window: Window, backend: str) -> pa.Table:
     """One row for all records, one for each bin of the ideal hit rate, one for each agent type.
 
@@ -228,6 +270,7 @@ def _latencies(records: pa.Table) -> dict[str, float]:
         "ttft_sent": honest(records, "sent_s", "first_token_s"),
         "e2e": honest(records, "scheduled_s", "last_token_s"),
         "tpot": tpot(records),
+        "longest_gap": longest_gap(records),
     }
     figures = {
         f"{name}_p{round(100 * q)}_s": nearest_rank(lasted[~np.isnan(lasted)], q)

@@ -15,6 +15,7 @@ first, so that what is held is always a closed set of prefixes.
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Sequence
 from math import inf
 
@@ -47,6 +48,9 @@ class PrefixCache:
     insertion overfills it, the least recently used blocks go, leaves first, one tail at a time.
     """
 
+    MOST_LOST = 65_536
+    """Of so many chains it remembers how deep they were: of those that lost blocks last."""
+
     def __init__(self, capacity: float = inf) -> None:
         if not capacity >= 0:
             raise ValueError(f"capacity must be 0 blocks or more, not {capacity}")
@@ -59,12 +63,15 @@ class PrefixCache:
         self._chains: dict[int, _Chain] = {}
         self._queue: list[tuple[int, int, _Chain]] = []
         self._use = 0
+        self._lost: OrderedDict[int, int] = OrderedDict()
+        """Start of a chain that lost blocks: the deepest it was when it did."""
 
     def clear(self) -> None:
         """Forget everything: a cold cache."""
         self.held = self.evicted = self._use = 0
         self._chains.clear()
         self._queue.clear()
+        self._lost.clear()
 
     def match(self, runs: Runs) -> int:
         """How many blocks at the front of the prompt are held. Does not count as a use."""
@@ -75,6 +82,20 @@ class PrefixCache:
             if chain is None:
                 break
             depth = chain.marks[0][0]
+            if depth < length:
+                return found + depth
+            found += length
+        return found
+
+    def once_held(self, runs: Runs) -> int:
+        """How many blocks at the front of the prompt are held, or were and have been evicted.
+
+        Too few where a chain lost its blocks so long ago that this is forgotten.
+        """
+        found = 0
+        for start, length in runs:
+            chain = self._chains.get(start)
+            depth = max(chain.marks[0][0] if chain else 0, self._lost.get(start, 0))
             if depth < length:
                 return found + depth
             found += length
@@ -141,6 +162,7 @@ class PrefixCache:
             keep = max(floor, newer, depth - (self.held - limit))
             self.held -= depth - keep
             self.evicted += depth - keep
+            self._note_lost(chain.start, depth)
             if keep == newer:
                 marks.pop(0)
             else:
@@ -149,6 +171,13 @@ class PrefixCache:
                 heapq.heappush(queue, (marks[0][1], chain.start, chain))
             else:
                 self._drop(chain)
+
+    def _note_lost(self, start: int, depth: int) -> None:
+        """A chain that was so deep is no longer."""
+        lost = self._lost
+        lost[start] = max(depth, lost.pop(start, 0))
+        if len(lost) > self.MOST_LOST:
+            lost.popitem(last=False)
 
     def _drop(self, chain: _Chain) -> None:
         """Take an emptied chain away and let its parent be evicted again."""

@@ -48,6 +48,8 @@ class Record(NamedTuple):
     gaps_us: NDArray[np.int32] | None
     """Microseconds from one token to the next, 2^31 - 1 at most: (served output tokens - 1,). Where
     `timed_by` is `event`, from one event of the stream to the next: (events - 1,)."""
+    longest_gap_s: float | None
+    """The longest of them."""
     timed_by: str | None
     stamped_by: str | None
     """`kernel` (bytes stamped on receipt) or `user` (on reading); null on a virtual clock."""
@@ -63,6 +65,8 @@ class Record(NamedTuple):
     served_output_tokens: int | None
     served_hit_tokens: int | None
     decode_hit_tokens: int | None
+    evicted_tokens: int | None
+    elsewhere_tokens: int | None
     route: str | None
     prefill_start_s: float | None
     prefill_end_s: float | None
@@ -70,8 +74,14 @@ class Record(NamedTuple):
     transfer_end_s: float | None
     transfer_bytes: float | None
     """Null ends of a transfer that has bytes: the answer was whole (at the relay) before it was."""
-    handoff_s: float | None
+    decode_start_s: float | None
+    preemptions: int | None
+    relay_bytes: float | None
     relay_tokens: int | None
+    handoff: str | None
+    handoff_bytes: float | None
+    handoff_start_s: float | None
+    handoff_s: float | None
     finish_reason: str | None
     status: str
     error_class: str | None
@@ -103,6 +113,7 @@ SCHEMA = pa.schema(
         pa.field("first_answer_s", _f64),
         pa.field("last_token_s", _f64),
         pa.field("gaps_us", pa.list_(_i32)),
+        pa.field("longest_gap_s", _f64),
         pa.field("timed_by", _text),
         pa.field("stamped_by", _text),
         pa.field("shared_reads", _i32, nullable=False),
@@ -113,14 +124,22 @@ SCHEMA = pa.schema(
         pa.field("served_output_tokens", _i32),
         pa.field("served_hit_tokens", _i32),
         pa.field("decode_hit_tokens", _i32),
+        pa.field("evicted_tokens", _i32),
+        pa.field("elsewhere_tokens", _i32),
         pa.field("route", _text),
         pa.field("prefill_start_s", _f64),
         pa.field("prefill_end_s", _f64),
         pa.field("transfer_start_s", _f64),
         pa.field("transfer_end_s", _f64),
         pa.field("transfer_bytes", _f64),
-        pa.field("handoff_s", _f64),
+        pa.field("decode_start_s", _f64),
+        pa.field("preemptions", _i32),
+        pa.field("relay_bytes", _f64),
         pa.field("relay_tokens", _i32),
+        pa.field("handoff", _text),
+        pa.field("handoff_bytes", _f64),
+        pa.field("handoff_start_s", _f64),
+        pa.field("handoff_s", _f64),
         pa.field("finish_reason", _text),
         pa.field("status", _text, nullable=False),
         pa.field("error_class", _text),

@@ -273,12 +273,14 @@ class Replay:
             raise BadStream("the answer ended without a token")
         sent_s = asked_s if answer.sent_s is None else answer.sent_s
         end_s = float(times_s[-1]) if len(times_s) else self._loop.time()
-        first_s = last_s = gaps_us = None
+        first_s = last_s = gaps_us = longest_s = None
         if len(times_s):
             first_s = float(times_s[0]) - zero_s
             last_s = end_s - zero_s
             stamps_us: NDArray[np.int64] = np.rint(times_s * 1e6).astype(np.int64)
             gaps_us = np.minimum(stamps_us[1:] - stamps_us[:-1], _LONGEST_GAP_US).astype(np.int32)
+            if len(gaps_us):
+                longest_s = float(gaps_us.max()) / 1e6
         served = answer.served
         self._recorded[row] = True
         self._write(
@@ -297,6 +299,7 @@ class Replay:
                 _since(zero_s, answer.first_answer_s),
                 last_s,
                 gaps_us,
+                longest_s,
                 answer.timed_by if len(times_s) else None,
                 answer.clock,
                 answer.shared_reads,
@@ -307,14 +310,22 @@ class Replay:
                 served.output_tokens,
                 served.hit_tokens,
                 served.decode_hit_tokens,
+                served.evicted_tokens,
+                served.elsewhere_tokens,
                 served.route,
                 _since(zero_s, served.prefill_start_s),
                 _since(zero_s, served.prefill_end_s),
                 _since(zero_s, served.transfer_start_s),
                 _since(zero_s, served.transfer_end_s),
                 served.transfer_bytes,
-                _since(zero_s, served.handoff_s),
+                _since(zero_s, served.decode_start_s),
+                served.preemptions,
+                served.relay_bytes,
                 served.relay_tokens,
+                served.handoff,
+                served.handoff_bytes,
+                _since(zero_s, served.handoff_start_s),
+                _since(zero_s, served.handoff_s),
                 _clean(answer.finish_reason),
                 status,
                 kind,

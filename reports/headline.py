@@ -14,6 +14,7 @@ _LATENCIES = {
     "TTFT from the scheduled time": "ttft",
     "TTFT from the send": "ttft_sent",
     "Time per output token (TPOT)": "tpot",
+    "Longest gap between tokens": "longest_gap",
     "End to end (E2E)": "e2e",
 }
 

@@ -5,7 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
+from adapters.simulator import Fitted
 from adapters.simulator.engine import Engine
+
+
+def chip(
+    prefill: tuple[float, float, float] = (0.0, 0.0, 0.0),
+    decode: tuple[float, float, float, float] = (0.1, 0.0, 0.0, 0.0),
+    decode_speed: float = 1.0,
+) -> Fitted:
+    """Eight cards with these coefficients: t0, a, b and d0, d1, d2, d3, in s."""
+    names = (("t0_s", "a_s", "b_s"), ("d0_s", "d1_s", "d2_s", "d3_s"))
+    parts = {
+        part: dict(zip(keys, values, strict=True))
+        for part, keys, values in zip(("prefill", "decode"), names, (prefill, decode), strict=True)
+    }
+    return Fitted({"cards": 8} | parts, decode_speed=decode_speed)
 
 
 class _Loop:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable
-from itertools import count
 from math import inf
 from typing import Any, cast
 
@@ -26,7 +25,8 @@ class Engine:
         self.now_s = 0.0
         """Time of the event at hand."""
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._numbers = count()
+        self.scheduled = 0
+        """Events so far, since `start`."""
         self._alarm: Alarm | None = None
         self._armed_s = inf
         self._firing = False
@@ -39,6 +39,7 @@ class Engine:
         self._alarm = cast("Loop", loop).alarm(self._fire)  # `harness.run` lets no other in
         self._jump: Callable[[float], bool] = getattr(loop, "jump", _cannot_jump)
         self.now_s = loop.time()
+        self.scheduled = 0
 
     def stop(self) -> None:
         """Forget all events; `start` begins anew."""
@@ -59,7 +60,8 @@ class Engine:
 
     def at(self, time_s: float, action: Callable[..., None], *arguments: Any) -> None:
         """Schedule. Events of one time run in the order they were scheduled in."""
-        heapq.heappush(self._events, (time_s, next(self._numbers), action, arguments))
+        self.scheduled = number = self.scheduled + 1
+        heapq.heappush(self._events, (time_s, number, action, arguments))
         if time_s < self._armed_s and not self._firing:
             self._arm()
 

@@ -2,76 +2,159 @@
 
 After prefill a KV cache takes two roads at once: over RDMA to the relay in the same data centre,
 which starts decoding, and over the WAN to the main decode. When the WAN transfer is whole, the
-relay hands over the ids of the tokens it has produced; the main decode recomputes their KV in one
-extended step and goes on. Requests whose transfer is short go straight to the main decode.
+relay hands over the ids of the tokens it has produced; the main decode recomputes their KV in
+extended steps and goes on. Requests whose transfer is short go straight to the main decode.
 
-Both pipelines end at the main decode (P-MD, P-RLD-MD): a request that the relay finishes first
-still sends its KV cache, so that the cache there does not fall behind the prefill's.
+    P-MD      a short transfer, or a relay without room
+    P-RLD-MD  both roads; a request that the relay finishes first still sends its KV cache, so
+              that the cache there does not fall behind the prefill's
+    P-RLD     nothing crosses: singular traffic; or, as a negative control, all that is relayed
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal
+
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.simulator.costs import PrefillCost, require
-from adapters.simulator.decode import DecodePool, Sequence
-from adapters.simulator.decode_cache import DecodeCache
+from adapters.simulator.costs import require
+from adapters.simulator.decode import Sequence
 from adapters.simulator.disaggregated import Disaggregated
-from adapters.simulator.network import Link
+from adapters.simulator.handoff import Handoff
+from adapters.simulator.network import Link, Stream
 from adapters.simulator.prefill import PrefillCluster
-from adapters.simulator.simulator import Job, numbers
+from adapters.simulator.routing import Policy
+from adapters.simulator.simulator import Job
+from adapters.simulator.singular import SingularFilter
+from adapters.simulator.site import DecodeSite
 from harness.settings import number
 
 
 class Pdd(Disaggregated):
-    """`link` is the WAN, `relay_link` the RDMA inside; one-shot handoff.
+    """`link` is the WAN, `relay_link` the RDMA inside.
 
     A request is relayed when its transfer, at the flows of the moment, is expected to take longer
-    than `relay_threshold_s` and the relay has room for it.
+    than `relay_threshold_s`. Where the relay has no room for it, it goes to the main decode
+    (`overflow: direct`) or waits for the relay (`wait`). `finish_locally` is the negative control:
+    what is relayed is finished there, and nothing of it is sent.
     """
 
     def __init__(
         self,
         topology: str,
-        prefill: PrefillCluster,
+        prefill: Mapping[str, PrefillCluster],
         link: Link,
-        decode_pool: DecodePool,
-        cache: DecodeCache,
+        decode: Mapping[str, DecodeSite],
+        relay: DecodeSite,
         relay_link: Link,
-        relay_pool: DecodePool,
         relay_threshold_s: float,
-        extend: PrefillCost,
+        handoff: Handoff,
+        singular: SingularFilter | None = None,
+        overflow: Literal["direct", "wait"] = "direct",
+        finish_locally: bool = False,
+        prefill_routing: Policy | None = None,
+        decode_routing: Policy | None = None,
+        overlap: bool = False,
     ) -> None:
-        super().__init__(topology, prefill, link, decode_pool, cache)
-        require(isinstance(extend, PrefillCost), "extend", extend, "a model's prefill cost")
+        super().__init__(topology, prefill, link, decode, prefill_routing, decode_routing, overlap)
+        require(isinstance(relay, DecodeSite), "relay", relay, "a DecodeSite")
+        require(isinstance(relay_link, Link), "relay_link", relay_link, "a Link")
+        require(isinstance(handoff, Handoff), "handoff", handoff, "a Handoff")
+        require(
+            singular is None or isinstance(singular, SingularFilter),
+            "singular", singular, "a SingularFilter, or null",
+        )  # fmt: skip
         number("relay_threshold_s", relay_threshold_s, least=0)
+        require(overflow in ("direct", "wait"), "overflow", overflow, "direct or wait")
+        require(isinstance(finish_locally, bool), "finish_locally", finish_locally, "true or false")
+        self.relay = relay
         self.relay_link = relay_link
-        self.relay_pool = relay_pool
         self.relay_threshold_s = relay_threshold_s
-        self.extend = extend
+        self.handoff = handoff
+        self.singular = singular
+        self.overflow = overflow
+        self.finish_locally = finish_locally
 
     def attach(self) -> None:
         """Put every part on the engine, empty and cold."""
         super().attach()
         self.relay_link.attach(self.engine)
-        self.relay_pool.attach(self.engine)
+        self.relay.attach(self.engine)
+        self.handoff.clear()
+        if self.singular is not None:
+            self.singular.predictor.clear()
+        self._relayed = self._overflowed = self._singular = self._sent_late = 0
 
-    def decode(self, job: Job) -> None:
+    # ---- which way
+
+    def prefilled(self, job: Job) -> None:
         """Send to the main decode and, where that will take long, to the relay too."""
-        request = job.request
-        size_bytes = self.missing_bytes(job)
-        slow = self.link.estimate_s(size_bytes) > self.relay_threshold_s
-        self.send(job, size_bytes)
-        if slow and self.relay_pool.reserve(request.input_tokens + request.output_tokens):
-            job.served.route = "P-RLD-MD"
-            whole = self.cache.kv.of(request.input_tokens)
-            job.relay_flow = self.relay_link.send(whole, lambda: self._begin_relay(job))
+        site = self.choose_decode(job)
+        transfer_s = self._transfer_s(job)
+        job.served.route = f"{job.cluster}-{site}"
+        if transfer_s <= self.relay_threshold_s:
+            self.send(job)
+            return
+        if not self._room(job):
+            self._overflowed += 1
+            self.send(job)
+            return
+        self._relayed += 1
+        if self._stays(job, transfer_s):
+            job.served.route = f"{job.cluster}-RLD"
+            self.cut_flow(job)
         else:
-            job.served.route = "P-MD"
+            job.served.route = f"{job.cluster}-RLD-{site}"
+            self.send(job)
+        self._send_to_relay(job)
+
+    def _transfer_s(self, job: Job) -> float:
+        """How long its KV cache will be on the WAN from now on, at the flows of the moment."""
+        left_bytes = self.missing_bytes(job)
+        if isinstance(job.flow, Stream):
+            left_bytes -= job.flow.sent_bytes
+        return self.link.estimate_s(left_bytes)
+
+    def _room(self, job: Job) -> bool:
+        """Take a place for its prompt, if the relay has one or whoever comes may wait for it."""
+        return self.overflow == "wait" or self.relay.pool.reserve(job.request.input_tokens)
+
+    def _stays(self, job: Job, transfer_s: float) -> bool:
+        """Whether it is to be finished at the relay, with nothing sent."""
+        if self.finish_locally:
+            return True
+        if self.singular is None:
+            return False
+        token_s = self.relay.pool.step_s
+        if not self.singular.is_singular(job.request, token_s, transfer_s):
+            return False
+        self._singular += 1
+        later_s = self.engine.now_s + self.singular.patience * transfer_s
+        self.engine.at(later_s, self._send_late, job)
+        return True
+
+    def _send_late(self, job: Job) -> None:
+        """It was taken for singular, and its answer is still not whole."""
+        if job.answer.done():
+            return
+        self._sent_late += 1
+        job.served.route = f"{job.cluster}-RLD-{job.site}"
+        self.send(job)
+
+    # ---- the relay
+
+    def _send_to_relay(self, job: Job) -> None:
+        held = self.relay.cache.look_up(job.request)
+        job.served.relay_bytes = self._kv.of(job.request.input_tokens - held)
+        job.relay_flow = self.relay_link.send(
+            job.served.relay_bytes, lambda: self._begin_relay(job)
+        )
 
     def _begin_relay(self, job: Job) -> None:
         self._unreserve(job)
+        self.relay.cache.keep(job.request)
         if job.answer.done() or job.served.transfer_end_s is not None:
             return
         request = job.request
@@ -81,12 +164,13 @@ class Pdd(Disaggregated):
             lambda times_s: self._end_relay(job, times_s),
             emitted=job.listener,
         )
-        self.relay_pool.join(job.relay)
+        self.relay.pool.join(job.relay)
 
     def _unreserve(self, job: Job) -> None:
         """The KV cache is at the relay, or will never be: its reservation is over."""
         job.relay_flow = None
-        self.relay_pool.give_up(job.request.input_tokens + job.request.output_tokens)
+        if self.overflow == "direct":
+            self.relay.pool.give_up(job.request.input_tokens)
 
     def _cut_relay_flow(self, job: Job) -> None:
         if job.relay_flow is not None:
@@ -94,95 +178,156 @@ class Pdd(Disaggregated):
             self._unreserve(job)
 
     def _end_relay(self, job: Job, times_s: NDArray[np.float64]) -> None:
-        """The relay was done before the KV cache had crossed. The transfer goes on."""
-        job.served.relay_tokens = len(times_s)
+        """The relay was done before the main decode could take over. A transfer goes on."""
+        self._left_relay(job, times_s)
+        self.relay.cache.keep_answer(job.request, len(times_s))
+        if job.catching_up is not None:
+            self.pool_of(job).release(job.catching_up, lambda _: None)
+            job.catching_up = None
         self.finish(job, times_s)
+
+    def _left_relay(self, job: Job, times_s: NDArray[np.float64]) -> None:
+        """Note what the relay has done for it."""
+        if job.relay is not None:
+            job.served.preemptions = job.relay.preemptions
+        job.relay = None
+        job.served.relay_tokens = len(times_s)
+
+    # ---- the handoff
 
     def received(self, job: Job) -> None:
         """The KV cache has crossed: take over from the relay, where it has begun."""
         if job.relay is None:
             self._take_whole(job)
+            return
+        way = self.handoff.choose(self.relay.pool.filled)
+        if way == "catch-up" and self._backlog(job) > self.handoff.rest_tokens:
+            job.served.handoff = way
+            job.served.handoff_start_s = self.engine.now_s
+            self._catch_up(job)
         else:
-            self.relay_pool.release(job.relay, lambda times_s: self._hand_over(job, times_s))
+            job.served.handoff = "one-shot" if way == "catch-up" else way
+            self._stop_relay(job)
 
     def _take_whole(self, job: Job) -> None:
         """The relay had not begun: there is nothing to hand over."""
-        job.served.route = "P-MD"
+        job.served.route = f"{job.cluster}-{job.site}"
         self._cut_relay_flow(job)
-        super().received(job)
+        self.begin(job, 0)
 
-    def _hand_over(self, job: Job, times_s: NDArray[np.float64]) -> None:
-        """The relay has let go: the ids of its tokens cross, one way."""
-        job.relay = None
+    def _backlog(self, job: Job) -> int:
+        """Tokens that the relay has emitted and the main decode has not computed."""
+        assert job.relay is not None  # noqa: S101 - asked only while it decodes there
+        return len(self.relay.pool.so_far(job.relay)) - job.handed_over
+
+    def _catch_up(self, job: Job) -> None:
+        """Give the main decode the next batch, while the relay goes on."""
+        batch = min(self._backlog(job), self.handoff.batch_tokens)
+        job.handed_over += batch
+        self.engine.at(self.engine.now_s + self.link.rtt_s / 2, self._take_batch, job, batch)
+
+    def _take_batch(self, job: Job, batch: int) -> None:
         if job.answer.done():
             return
+        context = job.request.input_tokens + job.handed_over
+        job.catching_up = Sequence(
+            context, 1, lambda _: self._caught_up(job), extend=batch, silent=True
+        )
+        self.pool_of(job).join(job.catching_up)
+
+    def _caught_up(self, job: Job) -> None:
+        """A batch is computed: another, or the rest."""
+        job.catching_up = None
+        if job.answer.done() or job.relay is None:
+            return
+        if self._backlog(job) > self.handoff.rest_tokens:
+            self._catch_up(job)
+        else:
+            self._stop_relay(job)
+
+    def _stop_relay(self, job: Job) -> None:
+        """Let the relay stop at the end of its step, and hand over what is left."""
+        assert job.relay is not None  # noqa: S101 - asked only while it decodes there
+        self.relay.pool.release(job.relay, lambda times_s: self._hand_over(job, times_s))
+
+    def _hand_over(self, job: Job, times_s: NDArray[np.float64]) -> None:
+        """The relay has let go: its tokens, or what is left of them, cross."""
+        if job.answer.done():
+            job.relay = None
+            return
+        self._left_relay(job, times_s)
+        served, handoff = job.served, self.handoff
         if not len(times_s):
+            served.relay_tokens = served.handoff = None
             self._take_whole(job)
             return
         job.emitted_s = times_s
-        job.served.relay_tokens = len(times_s)
-        self.engine.at(self.engine.now_s + self.link.rtt_s / 2, self._extend, job)
-
-    def _extend(self, job: Job) -> None:
-        """Recompute the KV of the eager tokens in one extended step, and go on."""
-        if job.answer.done():
+        if served.handoff_start_s is None:
+            served.handoff_start_s = self.engine.now_s
+        if served.handoff == "kv":
+            served.handoff_bytes = self._kv.per_token * len(times_s)
+            job.flow = self.link.send(served.handoff_bytes, lambda: self._copied(job))
             return
-        request, eager = job.request, len(job.emitted_s)
+        served.handoff_bytes = handoff.id_bytes * len(times_s)
+        self.engine.at(
+            self.engine.now_s + self.link.rtt_s / 2,
+            self._go_on, job, len(times_s) - job.handed_over,
+        )  # fmt: skip
 
-        def finished(times_s: NDArray[np.float64]) -> None:
-            job.served.handoff_s = float(times_s[0])
-            self.finish(job, np.concatenate((job.emitted_s, times_s)))
+    def _copied(self, job: Job) -> None:
+        """The KV cache of the relay's tokens has crossed: copy it to the device."""
+        job.flow = None
+        self.engine.at(self.engine.now_s + self.handoff.copy_s, self._go_on, job, 0)
 
-        job.sequence = Sequence(
-            request.input_tokens + eager,
-            request.output_tokens - eager,
-            finished,
-            self.extend.extend_s(eager, request.input_tokens),
-            job.listener,
-        )
-        self.decode_pool.join(job.sequence)
+    def _go_on(self, job: Job, extend: int) -> None:
+        """Take in what was handed over, and decode the rest."""
+        if not job.answer.done():
+            self.begin(job, extend)
+
+    # ---- from outside
+
+    def finish(self, job: Job, times_s: NDArray[np.float64]) -> None:
+        """The answer is whole."""
+        if self.singular is not None:
+            self.singular.predictor.learn(job.request, len(times_s))
+        super().finish(job, times_s)
 
     def so_far(self, job: Job) -> NDArray[np.float64]:
         """When its tokens were emitted, at the relay and at the main decode."""
         if job.relay is None:
             return super().so_far(job)
-        return self.relay_pool.so_far(job.relay)
+        return self.relay.pool.so_far(job.relay)
 
     def abandon(self, job: Job) -> None:
         """Free both flows and the places in both batches."""
         super().abandon(job)
         self._cut_relay_flow(job)
         if job.relay is not None:
-            self.relay_pool.release(job.relay, lambda _: None)
+            self.relay.pool.release(job.relay, lambda _: None)
+        if job.catching_up is not None:
+            self.pool_of(job).release(job.catching_up, lambda _: None)
 
     def load(self) -> dict[str, float]:
         """What is under way now."""
         return super().load() | {
             "relay_flows": self.relay_link.flows,
-            "relay_running": self.relay_pool.batch,
-            "relay_waiting": self.relay_pool.waiting,
+            "relay_running": self.relay.pool.batch,
+            "relay_waiting": self.relay.pool.waiting,
         }
 
     def counters(self) -> dict[str, float]:
         """What was done since the last reset, and what the caches hold."""
         return super().counters() | {
             "relay_sent_bytes_total": self.relay_link.sent_bytes,
-            "relay_tokens_total": self.relay_pool.emitted_tokens,
+            "relay_tokens_total": self.relay.pool.emitted_tokens,
+            "relay_preemptions_total": self.relay.pool.preemptions,
+            "relayed_total": self._relayed,
+            "relay_overflowed_total": self._overflowed,
+            "singular_total": self._singular,
+            "singular_sent_late_total": self._sent_late,
+            "handoff_switches_total": self.handoff.switches,
         }
 
     def cards(self) -> dict[str, float]:
         """Cards a role."""
-        return {
-            "P": self.prefill.cards,
-            "RLD": self.relay_pool.cards,
-            "MD": self.decode_pool.cards,
-        }
-
-    def details(self) -> dict[str, object]:
-        """The numbers that decide what comes out."""
-        return super().details() | {
-            "relay": numbers(self.relay_pool),
-            "relay_link": numbers(self.relay_link),
-            "relay_threshold_s": self.relay_threshold_s,
-            "extend": vars(self.extend),
-        }
+        return super().cards() | {"RLD": self.relay.pool.cards}

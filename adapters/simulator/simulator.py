@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adapters.simulator.costs import require
 from adapters.simulator.decode import Sequence
 from adapters.simulator.engine import Engine
-from adapters.simulator.network import Flow
+from adapters.simulator.network import Flow, Stream
 from adapters.simulator.prefill import PrefillCluster, Prompt
+from adapters.simulator.routing import Policy
+from adapters.simulator.site import DecodeSite
 from harness.backend import Answer, Description, Request, Sample, Served
 from harness.errors import BackendError
 
@@ -28,15 +32,19 @@ class Job:
 
     __slots__ = (
         "answer",
+        "catching_up",
+        "cluster",
         "emitted",
         "emitted_s",
         "flow",
+        "handed_over",
         "prompt",
         "relay",
         "relay_flow",
         "request",
         "sequence",
         "served",
+        "site",
     )
 
     def __init__(
@@ -54,13 +62,22 @@ class Job:
         """To be told of each token as it is emitted."""
         self.emitted_s: NDArray[np.float64] = np.empty(0)
         """Times of the tokens from where it has been; those of where it is are to be added."""
+        self.cluster = ""
+        """Where it is prefilled."""
         self.prompt: Prompt | None = None
-        self.flow: Flow | None = None
-        """To the (main) decode."""
+        """There."""
+        self.site = ""
+        """Where it is (mainly) decoded; empty until that is decided."""
+        self.flow: Flow | Stream | None = None
+        """To there."""
         self.sequence: Sequence | None = None
         """There."""
         self.relay_flow: Flow | None = None
         self.relay: Sequence | None = None
+        self.catching_up: Sequence | None = None
+        """At the main decode: a batch of what the relay has emitted, being computed there."""
+        self.handed_over = 0
+        """How many of the relay's tokens the main decode has computed, or is computing."""
 
     @property
     def listener(self) -> Callable[[float], None] | None:
@@ -73,12 +90,27 @@ class Job:
 
 
 class Simulator(ABC):
-    """Any topology that begins with a prefill cluster. Subclasses say what follows."""
+    """Any topology that begins with prefill and ends with decode. Subclasses say what is between.
 
-    topology: str
+    `prefill` and `decode` are clusters by name: a route is made of these names, `P-MD`. Where there
+    are several, the routings choose one for each request; they are needed there, and only there.
+    """
 
-    def __init__(self, prefill: PrefillCluster) -> None:
-        self.prefill = prefill
+    def __init__(
+        self,
+        topology: str,
+        prefill: Mapping[str, PrefillCluster],
+        decode: Mapping[str, DecodeSite],
+        prefill_routing: Policy | None = None,
+        decode_routing: Policy | None = None,
+    ) -> None:
+        _clusters("prefill", prefill, PrefillCluster, prefill_routing)
+        _clusters("decode", decode, DecodeSite, decode_routing)
+        self.topology = topology
+        self.prefill = dict(prefill)
+        self.decode = dict(decode)
+        self.prefill_routing = prefill_routing
+        self.decode_routing = decode_routing
         self.engine = Engine()
         self.engine.broke = self._break
         self._asked: dict[int, Job] = {}
@@ -122,8 +154,11 @@ class Simulator(ABC):
         job = Job(request, asyncio.get_running_loop().create_future(), served, emitted)
         self._asked[id(job)] = job
         self._requests += 1
-        job.prompt = Prompt(request, lambda prompt: self._prefilled(job, prompt))
-        self.prefill.submit(job.prompt)
+        job.cluster = self.choose_prefill(request)
+        job.prompt = Prompt(
+            request, lambda prompt: self._prefilled(job, prompt), self.progress_of(job)
+        )
+        self.prefill[job.cluster].submit(job.prompt)
         try:
             await job.answer
             answer.finish_reason = "length"
@@ -151,17 +186,37 @@ class Simulator(ABC):
         job.prompt = None
         served = job.served
         served.hit_tokens = prompt.hit_tokens
+        served.evicted_tokens = prompt.evicted_tokens
+        served.elsewhere_tokens = prompt.elsewhere_tokens
         served.prefill_start_s = prompt.started_s
         served.prefill_end_s = self.engine.now_s
-        self.decode(job)
+        self.prefilled(job)
 
     def attach(self) -> None:
         """Put every part on the engine, empty and cold."""
         self._requests = 0
-        self.prefill.attach(self.engine)
+        for cluster in self.prefill.values():
+            cluster.attach(self.engine)
+        for site in self.decode.values():
+            site.attach(self.engine)
+
+    def choose_prefill(self, request: Request) -> str:
+        """The name of the cluster that prefills it."""
+        return chosen(request, self.prefill, self.prefill_routing)
+
+    def choose_decode(self, job: Job) -> str:
+        """The name of the site that (mainly) decodes it, from now on `job.site`."""
+        if not job.site:
+            job.site = chosen(job.request, self.decode, self.decode_routing)
+        return job.site
+
+    def progress_of(self, job: Job) -> Callable[[Prompt, int], None] | None:
+        """Who is to be told of each step of its prefill: nobody, unless a subclass wants to."""
+        del job
+        return None
 
     @abstractmethod
-    def decode(self, job: Job) -> None:
+    def prefilled(self, job: Job) -> None:
         """The prompt's KV cache is whole: see that the answer comes, then call `finish`."""
 
     @abstractmethod
@@ -173,29 +228,55 @@ class Simulator(ABC):
         """The request was cancelled: free what it holds beyond the prefill."""
 
     def load(self) -> dict[str, float]:
-        """What is under way now, by name; all 0 when idle."""
+        """What is under way now, by name, over all clusters of a kind; all 0 when idle."""
+        prefill, pools = self.prefill.values(), [site.pool for site in self.decode.values()]
         return {
             "requests": len(self._asked),
-            "prefill_waiting": self.prefill.waiting,
-            "prefill_busy_instances": self.prefill.busy,
+            "prefill_waiting": sum(each.waiting for each in prefill),
+            "prefill_busy_instances": sum(each.busy for each in prefill),
+            "decode_running": sum(pool.batch for pool in pools),
+            "decode_waiting": sum(pool.waiting for pool in pools),
         }
 
     def counters(self) -> dict[str, float]:
         """What was done since the last reset, and what the caches hold."""
+        prefill, sites = self.prefill.values(), self.decode.values()
         return {
             "requests_total": self._requests,
-            "prefill_steps_total": self.prefill.steps,
-            "prefill_computed_tokens_total": self.prefill.computed_tokens,
-            "prefill_cached_blocks": self.prefill.cache.held,
-            "prefill_evicted_blocks_total": self.prefill.cache.evicted,
+            "events_total": self.engine.scheduled,
+            "prefill_steps_total": sum(each.steps for each in prefill),
+            "prefill_computed_tokens_total": sum(each.computed_tokens for each in prefill),
+            "prefill_missed_cold_tokens_total": sum(each.missed_cold_tokens for each in prefill),
+            "prefill_missed_evicted_tokens_total": sum(
+                each.missed_evicted_tokens for each in prefill
+            ),
+            "prefill_missed_elsewhere_tokens_total": sum(
+                each.missed_elsewhere_tokens for each in prefill
+            ),
+            "prefill_cached_blocks": sum(each.cached_blocks for each in prefill),
+            "prefill_evicted_blocks_total": sum(each.evicted_blocks for each in prefill),
+            "decode_tokens_total": sum(site.pool.emitted_tokens for site in sites),
+            "decode_preemptions_total": sum(site.pool.preemptions for site in sites),
+            "decode_cached_blocks": sum(site.cache.held for site in sites),
+            "decode_evicted_blocks_total": sum(site.cache.evicted for site in sites),
         }
 
-    @abstractmethod
     def describe(self) -> Description:
-        """What is simulated."""
+        """What is simulated, down to the coefficients."""
+        return Description(
+            name="simulator",
+            topology=self.topology,
+            cards=self.cards(),
+            details=settings(self),
+        )
 
-    @staticmethod
-    def finish(job: Job, times_s: NDArray[np.float64]) -> None:
+    def cards(self) -> dict[str, float]:
+        """Cards a role."""
+        return {name: each.cards for name, each in self.prefill.items()} | {
+            name: site.pool.cards for name, site in self.decode.items()
+        }
+
+    def finish(self, job: Job, times_s: NDArray[np.float64]) -> None:
         """The answer is whole."""
         job.sequence = job.relay = None
         job.emitted_s = times_s
@@ -212,14 +293,40 @@ class Simulator(ABC):
         return ()
 
 
-def numbers(part: object) -> dict[str, object]:
-    """The settings of a part: its plain public attributes and its cost equations."""
-    found: dict[str, object] = {}
-    for name, value in vars(part).items():
-        if name.startswith("_"):
-            continue
-        if isinstance(value, bool | int | float | str) or value is None:
-            found[name] = value
-        elif name in ("cost", "kv"):
-            found[name] = vars(value)
-    return found
+def chosen(request: Request, clusters: Mapping[str, Any], routing: Policy | None) -> str:
+    """The name of the cluster that a request goes to."""
+    if routing is None:
+        return next(iter(clusters))
+    one = routing.choose(request, list(clusters.values()))
+    return next(name for name, each in clusters.items() if each is one)
+
+
+def _clusters(name: str, clusters: Mapping[str, Any], kind: type, routing: Policy | None) -> None:
+    """Raise `ConfigError` unless these are clusters of this kind, with a routing if many."""
+    require(bool(clusters), name, clusters, "one cluster or more by name")
+    for key, cluster in clusters.items():
+        require(isinstance(cluster, kind), f"{name}.{key}", cluster, f"a {kind.__name__}")
+    if len(clusters) > 1:
+        require(routing is not None, f"{name}_routing", routing, "a policy to choose among many")
+
+
+def settings(part: object) -> dict[str, object]:
+    """The settings of a part, JSON-able: what it was made with, and so for the parts in it.
+
+    A part may say it itself, as `numbers`: a chip does, of its coefficients.
+    """
+    said = getattr(part, "numbers", None)
+    if said is not None:
+        return dict(said)
+    made_with = inspect.signature(type(part)).parameters
+    return {name: _plain(getattr(part, name)) for name in made_with if hasattr(part, name)}
+
+
+def _plain(value: object) -> object:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return {"kind": type(value).__name__} | settings(value)

@@ -177,11 +177,11 @@ def test_what_was_gathered_is_kept(tmp_path: Path, number: signal.Signals, code:
 
 def test_a_limit_without_limit_is_written_down(tmp_path: Path) -> None:
     done = relaybench(
-        "run", *SMALL, "out=here", "backend.pdd.prefill.cache_bytes=inf", cwd=tmp_path
+        "run", *SMALL, "out=here", "backend.pdd.prefill.P.cache_bytes=inf", cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
     details = Run.open(tmp_path / "here" / "pdd").manifest["backend"]["details"]
-    assert details["prefill"]["cache_bytes"] == "inf"
+    assert details["prefill"]["P"]["cache_bytes"] == "inf"
 
 
 def test_a_window_that_measures_nothing_is_not_valid(tmp_path: Path) -> None:

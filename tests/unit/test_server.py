@@ -24,18 +24,19 @@ from adapters.server.ask import DEFAULT_TOKENS
 from adapters.server.faults import FAULTS
 from adapters.server.tokens import TEMPLATE_TOKENS, Blocks, Vocabulary
 from adapters.simulator import (
-    DecodeCache,
-    DecodeCost,
     DecodePool,
+    DecodeSite,
     Disaggregated,
+    Handoff,
     KvBytes,
+    KvCache,
     Link,
     Pdd,
     PrefillCluster,
-    PrefillCost,
 )
 from harness import cli
 from harness.errors import ConfigError
+from tests.simulated import chip
 
 KV = KvBytes(per_token=1000.0)
 PREFILL_S = 0.02
@@ -50,31 +51,30 @@ IDS = list(range(100, 140))
 
 
 def cluster() -> PrefillCluster:
-    return PrefillCluster(8, 10_000, 1e12, PrefillCost(PREFILL_S, 0.0, 0.0), KV)
+    return PrefillCluster(8, 10_000, 1e12, chip((PREFILL_S, 0.0, 0.0)), KV)
 
 
-def pool() -> DecodePool:
-    return DecodePool(8, 1e12, DecodeCost(STEP_S, 0.0, 0.0, 0.0), KV)
+def site(cache_bytes: float = 0.0) -> DecodeSite:
+    decode = chip((0.0, 1e-4, 0.0), (STEP_S, 0.0, 0.0, 0.0))
+    return DecodeSite(DecodePool(8, 1e12, decode, KV), KvCache(KV, cache_bytes))
 
 
 def in_dc() -> Disaggregated:
     """Every prefill is one step, so is every token; 1 ms between."""
-    cache = DecodeCache(KV, drc=False, cache_bytes=0)
-    return Disaggregated("in_dc", cluster(), Link(1e15, setup_s=1e-3), pool(), cache)
+    return Disaggregated("in_dc", {"P": cluster()}, Link(1e15, setup_s=1e-3), {"D": site()})
 
 
 def pdd() -> Pdd:
     """A prompt of 40 tokens takes 0.1 s over the WAN, five steps of the relay."""
     return Pdd(
         topology="pdd",
-        prefill=cluster(),
+        prefill={"P": cluster()},
         link=Link(1e15, setup_s=0.1),
-        decode_pool=pool(),
-        cache=DecodeCache(KV, drc=True, cache_bytes=1e12),
+        decode={"MD": site(1e12)},
+        relay=site(),
         relay_link=Link(1e15, setup_s=1e-3),
-        relay_pool=pool(),
         relay_threshold_s=0.05,
-        extend=PrefillCost(0.0, 1e-4, 0.0),
+        handoff=Handoff("one-shot"),
     )
 
 
@@ -461,7 +461,7 @@ def test_a_model_that_breaks_is_an_error_event_and_shown(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Running(in_dc()) as running:
-        monkeypatch.setattr(running.backend, "decode", lambda _: 1 / 0)
+        monkeypatch.setattr(running.backend, "prefilled", lambda _: 1 / 0)
         events = running.stream("/v1/completions", {"prompt": IDS})
     assert "ZeroDivisionError" in events[0][1]["error"]["message"]
     assert events[-1][1] == "[DONE]"

@@ -1,4 +1,4 @@
-"""The simulator's equations at published points, and what its topologies must do."""
+"""What the simulator's parts and topologies must do."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ import numpy as np
 import pytest
 from hydra import compose, initialize_config_module
 
-from adapters.simulator import (
-    DecodeCost,
-    DecodePool,
-    KvBytes,
-    Link,
-    PrefillCluster,
-    PrefillCost,
-)
+from adapters.simulator import DecodePool, KvBytes, PrefillCluster
 from adapters.simulator.decode import Sequence
 from adapters.simulator.prefill import Prompt
 from harness import metrics
@@ -32,7 +25,7 @@ from harness.replay import Replay
 from harness.run import load_trace
 from harness.seed import stream
 from harness.trace import Trace
-from tests.simulated import play
+from tests.simulated import chip, play
 
 
 def configured(*overrides: str) -> Any:
@@ -67,9 +60,16 @@ def trace() -> Trace:
 @pytest.fixture(scope="module")
 def answered(trace: Trace) -> dict[str, dict[int, Record]]:
     """Every topology over the same trace, on a WAN of 5 Gbit/s, which the naive one fills."""
+    plain = [
+        "backend.pdd.singular=null",
+        *(
+            f"backend.{site}.cache.keeps_answers=false"
+            for site in ("cross_dc_drc.decode.D", "pdd.decode.MD", "pdd.relay")
+        ),
+    ]
     wan = [f"backend.{name}.link.bandwidth_bps=5e9" for name in ("cross_dc", "cross_dc_drc", "pdd")]
     return {
-        name: drive(backend(name, *wan), trace)
+        name: drive(backend(name, *wan, *plain), trace)
         for name in ("in_dc", "cross_dc", "cross_dc_drc", "pdd")
     }
 
@@ -79,58 +79,13 @@ def ttft(records: dict[int, Record], q: float) -> float:
     return metrics.nearest_rank(np.array(values), q)
 
 
-# ---- equations
-
-
-def test_v3_prefill_meets_its_measured_points() -> None:
-    """Measured, 8 H200: the fit's mean error is given as 1.4 to 6.3%."""
-    cost: PrefillCost = build(configured("model=deepseek_v3"), "model.prefill")
-    measured_s = {(4096, 0): 0.241, (16384, 0): 0.948, (65536, 0): 5.320, (4096, 58368): 0.480}
-    for (new, cached), seconds in measured_s.items():
-        assert cost.t0_s + cost.chunk_s(new, cached) == pytest.approx(seconds, rel=0.065)
-
-
-def test_v3_decode_meets_its_measured_points() -> None:
-    cost: DecodeCost = build(configured("model=deepseek_v3"), "model.decode")
-    for context, seconds in ((4096, 0.0357), (65536, 0.0792)):
-        assert cost.batch_s(64) + cost.d2_s * 64 * context == pytest.approx(seconds, rel=0.075)
-
-
-def test_a_step_is_never_cheaper_than_that_of_one() -> None:
-    cost: DecodeCost = build(configured(), "model.decode")
-    assert cost.d3_s < 0  # this fit bends down for small batches
-    assert min(cost.batch_s(batch) for batch in range(1, 300)) == cost.batch_s(1)
-
-
-def test_chunks_add_up_to_the_whole() -> None:
-    cost = PrefillCost(0.0, 1e-5, 1e-9)
-    pieces = sum(cost.chunk_s(1000, cached) for cached in range(0, 10_000, 1000))
-    assert pieces == pytest.approx(cost.chunk_s(10_000, 0))
-    assert cost.extend_s(1, 5000) == 0
-
-
-def test_eighty_long_prompts_of_v4_pro_are_about_23_gigabytes() -> None:
-    """Published: about 23 GB for 80 concurrent requests of 64K."""
-    kv: KvBytes = build(configured(), "model.kv")
-    assert 80 * kv.of(65_536) == pytest.approx(23e9, rel=0.05)
-
-
-def test_slow_start_takes_its_round_trips() -> None:
-    link = Link(8e9, rtt_s=0.1, ramp=True)
-    play([link], [])
-    assert link.latency_s(14_600) == pytest.approx(0.05 + 0.1)
-    assert link.latency_s(14_600 * 3) == pytest.approx(0.05 + 0.2)
-    # Once the window is the bandwidth-delay product, 100 MB here, a longer flow waits no more.
-    assert link.latency_s(1e12) == link.latency_s(1e8) == pytest.approx(0.05 + 0.1 * 13)
-
-
 # ---- the prefill cluster
 
 
 def cluster(**changes: Any) -> PrefillCluster:
     values: dict[str, Any] = {
         "cards": 8, "chunk_tokens": 1000, "cache_bytes": 1e12,
-        "cost": PrefillCost(0.1, 1e-3, 0.0), "kv": KvBytes(1000.0),
+        "chip": chip((0.1, 1e-3, 0.0)), "kv": KvBytes(1000.0),
     }  # fmt: skip
     return PrefillCluster(**(values | changes))
 
@@ -265,11 +220,11 @@ def test_two_drives_are_one(trace: Trace) -> None:
 
 
 def test_a_full_cache_evicts_and_serves_fewer_hits(trace: Trace) -> None:
-    small = drive(backend("in_dc", "backend.in_dc.prefill.cache_bytes=2e9"), trace)
+    small = drive(backend("in_dc", "backend.in_dc.prefill.P.cache_bytes=2e9"), trace)
     assert sum(record.served_hit_tokens or 0 for record in small.values()) < 0.8 * float(
         trace.ideal_hit_tokens.sum()
     )
-    none = drive(backend("in_dc", "backend.in_dc.prefill.cache_bytes=0"), trace)
+    none = drive(backend("in_dc", "backend.in_dc.prefill.P.cache_bytes=0"), trace)
     assert all(record.served_hit_tokens == 0 for record in none.values())
 
 
@@ -321,29 +276,27 @@ def test_the_description_holds_every_number() -> None:
     assert described["cards"] == {"P": 40, "RLD": 3, "MD": 32}
     details = described["details"]
     assert details["link"]["bandwidth_bps"] == 20e9
-    assert details["prefill"]["cost"]["t0_s"] == 42.3e-3
-    assert details["decode"]["speed"] == 1.41
+    assert details["prefill"]["P"]["chip"]["prefill"]["t0_s"] == pytest.approx(42.3e-3, rel=0.1)
+    assert details["decode"]["MD"]["pool"]["chip"]["decode_speed"] == 1.41
+    assert details["singular"]["predictor"]["kind"] == "RecentOutputs"
 
 
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("backend.pdd.prefill.cards=12", "prefill.cards is 12: give a multiple of 8"),
-        ("backend.pdd.prefill.chunk_tokens=0", "prefill.chunk_tokens is 0"),
-        ("backend.pdd.decode_pool.cards=0", "decode.cards is 0"),
-        ("backend.pdd.decode_pool.speed=-1", "decode.speed is -1"),
+        ("backend.pdd.prefill.P.cards=12", "prefill.cards is 12: give a multiple of 8"),
+        ("backend.pdd.prefill.P.chunk_tokens=0", "prefill.chunk_tokens is 0"),
+        ("backend.pdd.decode.MD.pool.cards=0", "decode.cards is 0"),
+        ("chip_b.decode_speed=-1", "chip.decode_speed is -1"),
         ("backend.pdd.link.bandwidth_bps=0", "bandwidth_bps is 0"),
         ("backend.pdd.link.rtt_s=-1", "rtt_s is -1"),
         ("backend.pdd.link.bandwidth_bps=fast", "bandwidth_bps is 'fast'"),
-        ("backend.pdd.relay_pool.cards=lots", "decode.cards is 'lots'"),
-        ("backend.pdd.decode_pool.cost=null", "decode.cost is None"),
-        ("backend.pdd.prefill.kv=null", "prefill.kv is None"),
+        ("backend.pdd.relay.pool.cards=lots", "decode.cards is 'lots'"),
+        ("backend.pdd.decode.MD.pool.chip=null", "decode.chip is None"),
+        ("backend.pdd.prefill.P.kv=null", "prefill.kv is None"),
         ("backend.pdd.link.bandwidth_bps=inf", "bandwidth_bps is inf"),
         ("backend.pdd.relay_threshold_s=-0.1", "relay_threshold_s is -0.1"),
-        ("backend.pdd.cache.cache_bytes=-1", "cache_bytes is -1"),
-        ("model.kv.per_token=0", "model.kv.per_token is 0"),
-        ("model.prefill.a_s=-1", "model.prefill.a_s is -1"),
-        ("model.decode.d2_s=-1", "model.decode.d2_s is -1"),
+        ("backend.pdd.decode.MD.cache.cache_bytes=-1", "cache_bytes is -1"),
     ],
 )
 def test_an_impossible_system_is_refused(override: str, words: str) -> None:
@@ -352,7 +305,8 @@ def test_an_impossible_system_is_refused(override: str, words: str) -> None:
 
 
 def pooled(*joins: tuple[float, Sequence], cards: float = 8, speed: float = 1.0) -> None:
-    pool = DecodePool(cards, 1e12, DecodeCost(0.01, 0, 0, 0), KvBytes(1.0), speed)
+    timed = chip((0.0, 1e-3, 0.0), (0.01, 0.0, 0.0, 0.0), speed)
+    pool = DecodePool(int(cards), 1e12, timed, KvBytes(1.0))
     play([pool], [(time_s, partial(pool.join, sequence)) for time_s, sequence in joins])
 
 
@@ -371,15 +325,18 @@ def test_extended_steps_take_as_long_as_the_busiest_group(
     cards: float, speed: float, extras: list[float], step_s: float
 ) -> None:
     ends: list[float] = []
-    joins = [(0.0, Sequence(10, 1, lambda t: ends.append(t[0]), extra_s)) for extra_s in extras]
+    joins = [
+        (0.0, Sequence(1000, 1, lambda t: ends.append(t[0]), round(1000 * extra_s) + 1))
+        for extra_s in extras
+    ]
     pooled(*joins, cards=cards, speed=speed)
     assert ends == pytest.approx([step_s] * len(extras))
 
 
 def test_who_leaves_before_its_first_step_leaves_no_extra_behind() -> None:
-    pool = DecodePool(8, 1e12, DecodeCost(0.01, 0, 0, 0), KvBytes(1.0))
+    pool = DecodePool(8, 1e12, chip((0.0, 1e-3, 0.0), (0.01, 0.0, 0.0, 0.0)), KvBytes(1.0))
     ends: list[float] = []
-    first, second = Sequence(10, 5, lambda _: None, 5.0), Sequence(10, 1, ends.extend)
+    first, second = Sequence(5001, 5, lambda _: None, 5001), Sequence(10, 1, ends.extend)
     play(
         [pool],
         [
@@ -394,7 +351,7 @@ def test_who_leaves_before_its_first_step_leaves_no_extra_behind() -> None:
 def test_the_relay_takes_only_what_it_has_room_for() -> None:
     """Requests on their way to it count: they were promised a place."""
     system = backend(
-        "pdd", "backend.pdd.link.bandwidth_bps=1e8", "backend.pdd.relay_pool.kv_bytes=6e8"
+        "pdd", "backend.pdd.link.bandwidth_bps=1e8", "backend.pdd.relay.pool.kv_bytes=6e8"
     )
     routes: list[str | None] = []
 
@@ -420,6 +377,6 @@ def test_an_error_in_the_model_ends_the_run_and_not_in_a_deadlock(trace: Trace) 
     def fail(_: object) -> None:
         raise ZeroDivisionError("a fault of the model")
 
-    system.decode = fail
+    system.prefilled = fail
     with pytest.raises(ZeroDivisionError, match="of the model"):
         drive(system, trace)

@@ -13,22 +13,22 @@ import pytest
 from numpy.typing import NDArray
 
 from adapters.simulator import (
-    DecodeCache,
-    DecodeCost,
     DecodePool,
+    DecodeSite,
     Disaggregated,
+    Handoff,
     KvBytes,
+    KvCache,
     Link,
     Pdd,
     PrefillCluster,
-    PrefillCost,
 )
 from adapters.simulator.decode import Sequence
 from adapters.simulator.engine import Engine
 from harness.backend import Answer, Request, Served
 from harness.clock import VirtualTimeLoop, WallLoop
 from harness.errors import BackendError, ConfigError
-from tests.simulated import play
+from tests.simulated import chip, play
 
 KV = KvBytes(per_token=1000.0, fixed=1e6)
 STEP_S = 0.1
@@ -36,26 +36,30 @@ STEP_S = 0.1
 
 def cluster(scale: float = 1.0) -> PrefillCluster:
     """1 ms a token."""
-    return PrefillCluster(8, 10_000, 1e12, PrefillCost(0.0, 1e-3 * scale, 0.0), KV)
+    return PrefillCluster(8, 10_000, 1e12, chip((0.0, 1e-3 * scale, 0.0)), KV)
 
 
 def pool(scale: float = 1.0, kv_bytes: float = 1e12, speed: float = 1.0) -> DecodePool:
-    """0.1 s a step, whatever the batch."""
-    return DecodePool(8, kv_bytes, DecodeCost(STEP_S * scale, 0.0, 0.0, 0.0), KV, speed)
+    """0.1 s a step, whatever the batch; 1 ms for each token taken in beyond the first."""
+    timed = chip((0.0, 1e-3, 0.0), (STEP_S * scale, 0.0, 0.0, 0.0), speed)
+    return DecodePool(8, kv_bytes, timed, KV, block_tokens=1, when_full="reserve")
 
 
-def pdd(threshold_s: float = 0.5, relay_bytes: float = 1e12) -> Pdd:
+def site(pool: DecodePool, cache_bytes: float = 0.0) -> DecodeSite:
+    return DecodeSite(pool, KvCache(KV, cache_bytes))
+
+
+def pdd(threshold_s: float = 0.5, relay_bytes: float = 1e12, way: Any = "one-shot") -> Pdd:
     """A prompt of 1,000 tokens takes 1 s to prefill and, 2 MB, 1.1 s over the WAN."""
     return Pdd(
         topology="pdd",
-        prefill=cluster(),
+        prefill={"P": cluster()},
         link=Link(16e6, rtt_s=0.2),
-        decode_pool=pool(),
-        cache=DecodeCache(KV, drc=True, cache_bytes=1e12),
+        decode={"MD": site(pool(), 1e12)},
+        relay=site(pool(kv_bytes=relay_bytes)),
         relay_link=Link(1e15, setup_s=0.02),
-        relay_pool=pool(kv_bytes=relay_bytes),
         relay_threshold_s=threshold_s,
-        extend=PrefillCost(0.0, 1e-3, 0.0),
+        handoff=Handoff(way),
     )
 
 
@@ -107,9 +111,9 @@ def test_a_short_transfer_goes_straight_to_the_main_decode() -> None:
 
 
 def test_a_relay_without_room_leaves_it_to_the_main_decode() -> None:
-    assert one(pdd(relay_bytes=2e6), ask())[1].route == "P-MD"
-    # 1,030 tokens are 1.03 MB and their window state another 1 MB.
-    assert one(pdd(relay_bytes=2.04e6), ask())[1].route == "P-RLD-MD"
+    assert one(pdd(relay_bytes=1.99e6), ask())[1].route == "P-MD"
+    # 1,000 tokens are 1 MB and their window state another; the answer's length is not known yet.
+    assert one(pdd(relay_bytes=2e6), ask())[1].route == "P-RLD-MD"
 
 
 def test_a_short_answer_ends_at_the_relay_and_its_cache_still_crosses() -> None:
@@ -174,7 +178,7 @@ def test_a_faster_chip_takes_in_the_handed_over_faster_too() -> None:
     ends: list[np.ndarray] = []
     for speed in (1.0, 2.0):
         decode = pool(speed=speed)
-        eager = Sequence(500, 4, ends.append, extra_s=0.02)
+        eager = Sequence(500, 4, ends.append, extend=21)
         play([decode], [(0.0, partial(decode.join, eager))])
     assert ends[0] == pytest.approx([0.12, 0.22, 0.32, 0.42])
     assert ends[1] == pytest.approx(ends[0] / 2)
@@ -352,8 +356,7 @@ def test_an_answer_takes_as_long_on_wall_time() -> None:
 
     def small() -> Disaggregated:
         link = Link(1e12, setup_s=1e-3)
-        cache = DecodeCache(KV, drc=False, cache_bytes=0)
-        return Disaggregated("in_dc", cluster(1e-3), link, pool(1e-3), cache)
+        return Disaggregated("in_dc", {"P": cluster(1e-3)}, link, {"D": site(pool(1e-3))})
 
     virtual_s, _ = one(small(), ask())
     wall: list[tuple[np.ndarray, Served]] = []
