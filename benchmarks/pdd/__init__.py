@@ -1,0 +1,1 @@
+"""What the simulator makes of the published figures: fits, predictions, and where they break."""
