@@ -27,6 +27,7 @@ from harness.seed import stream
 from harness.trace import Trace
 
 TOPOLOGIES = ("in_dc", "cross_dc", "cross_dc_drc", "pdd")
+BACKENDS = (*TOPOLOGIES, "prefill_service")
 DELAY_CAP_S = 60
 """No session pauses longer, so that a run of minutes is in steady state."""
 WARM, COOL = 0.3, 0.1
@@ -68,16 +69,38 @@ class Outcome:
     """Share of requests by P-RLD."""
     relay_tokens: float
     """Share of output tokens."""
+    routes: dict[str, float]
+    """Share of requests, by route."""
 
 
 def run(case: Case) -> Outcome:
     """Simulate it."""
-    records = simulate(case)
+    trace = _trace(case.sessions_per_s, case.sessions, case.seed, case.shape)
+    return outcome(replay(trace, case.topology, case.system, case.seed))
+
+
+def replay(trace: Trace, topology: str, system: Sequence[str], seed: int = 1) -> pa.Table:
+    """Every record of a trace through a simulated backend."""
+    backend = build(config(*system), f"backend.{topology}", without=("loop", "scrape_s"))
+    records: list[Record] = []
+
+    async def main() -> None:
+        async with backend:
+            await backend.reset()
+            plan = Recorded().plan(trace, stream(seed, "pacing"))
+            await Replay(trace, plan, backend, records.append).run()
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(main())
+    return pa.Table.from_batches([to_batch(records)])
+
+
+def outcome(records: pa.Table) -> Outcome:
+    """What the requests in steady state came to."""
     scheduled_s = metrics.column(records, "scheduled_s")
     starts_s = scheduled_s[metrics.column(records, "turn_index") == 0]
     first_s, last_s = np.quantile(starts_s, [WARM, 1 - COOL])
-    inside = (scheduled_s >= first_s) & (scheduled_s <= last_s)
-    kept = records.filter(pa.array(inside))
+    kept = records.filter(pa.array((scheduled_s >= first_s) & (scheduled_s <= last_s)))
     routes = np.array(kept.column("route").to_pylist())
     relay_tokens = np.nan_to_num(metrics.column(kept, "relay_tokens"))
     sent_bytes = np.nan_to_num(metrics.column(kept, "transfer_bytes"))
@@ -93,24 +116,8 @@ def run(case: Case) -> Outcome:
         relayed=float(np.mean(["RLD" in route for route in routes])),
         singular=float(np.mean([route.endswith("RLD") for route in routes])),
         relay_tokens=float(relay_tokens.sum() / metrics.column(kept, "output_tokens").sum()),
+        routes={name: float(np.mean(routes == name)) for name in sorted(set(routes.tolist()))},
     )
-
-
-def simulate(case: Case) -> pa.Table:
-    """Every record of it."""
-    trace = _trace(case.sessions_per_s, case.sessions, case.seed, case.shape)
-    system = build(config(*case.system), f"backend.{case.topology}", without=("loop", "scrape_s"))
-    records: list[Record] = []
-
-    async def main() -> None:
-        async with system:
-            await system.reset()
-            plan = Recorded().plan(trace, stream(case.seed, "pacing"))
-            await Replay(trace, plan, system, records.append).run()
-
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        runner.run(main())
-    return pa.Table.from_batches([to_batch(records)])
 
 
 @cache
@@ -127,7 +134,7 @@ def _trace(rate_per_s: float, sessions: int, seed: int, shape: tuple[str, ...]) 
 def config(*overrides: str) -> DictConfig:
     """The configuration of `relaybench run`, with every simulated backend."""
     with initialize_config_module("conf", version_base="1.3"):
-        return compose("run", [f"backend=[{','.join(TOPOLOGIES)}]", *overrides])
+        return compose("run", [f"backend=[{','.join(BACKENDS)}]", *overrides])
 
 
 def everywhere(setting: str, value: Any, topologies: Iterable[str] = TOPOLOGIES) -> tuple[str, ...]:
