@@ -2,8 +2,8 @@
 
     python -m benchmarks.pdd.prefill_service
 
-Published: 32 H200 + 64 H20 carry 54% more than 96 H20, with a P90 TTFT 64% lower. By the paper's own
-figures the throughputs are at saturation and the TTFTs without load; so they are taken here.
+Published: 32 H200 + 64 H20 carry 54% more than 96 H20, with a P90 TTFT 64% lower. By the paper's
+own figures the throughputs are at saturation and the TTFTs without load; so they are taken here.
 Prefill on H200 and KV bytes are its table; that a prompt takes an H20 2.65 times as long, and
 decode, are FITTED to its row of 96 H20. The rest is what comes out.
 """
