@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from hydra import compose, initialize_config_module
 
-from adapters.simulator import DecodePool, KvBytes, PrefillCluster
+from adapters.simulator import DecodePool, KvBytes
 from adapters.simulator.decode import Sequence
-from adapters.simulator.prefill import Prompt
 from harness import metrics
 from harness.backend import Answer, Request
 from harness.clock import VirtualTimeLoop
@@ -77,58 +76,6 @@ def answered(trace: Trace) -> dict[str, dict[int, Record]]:
 def ttft(records: dict[int, Record], q: float) -> float:
     values = [r.first_token_s - r.scheduled_s for r in records.values()]  # type: ignore[operator]
     return metrics.nearest_rank(np.array(values), q)
-
-
-# ---- the prefill cluster
-
-
-def cluster(**changes: Any) -> PrefillCluster:
-    values: dict[str, Any] = {
-        "cards": 8, "chunk_tokens": 1000, "cache_bytes": 1e12,
-        "chip": chip((0.1, 1e-3, 0.0)), "kv": KvBytes(1000.0),
-    }  # fmt: skip
-    return PrefillCluster(**(values | changes))
-
-
-def prefill(system: PrefillCluster, *lengths: int, at_s: float = 0.0) -> list[float]:
-    """When each of these prompts, without blocks in common, is done."""
-    done: dict[int, float] = {}
-    events = []
-
-    def note(number: int, _: Prompt) -> None:
-        done[number] = system._engine.now_s
-
-    for number, tokens in enumerate(lengths):
-        request = Request(number, number, 0, tokens, 1, 100, [(number * 1000, tokens // 100)], "")
-        prompt = Prompt(request, partial(note, number))
-        events.append((at_s, partial(system.submit, prompt)))
-    play([system], events)
-    return [done[number] for number in range(len(lengths))]
-
-
-def test_tails_of_prompts_share_a_step() -> None:
-    # The first begins alone; then 500 + 500 share the budget, and 100 + 600 the next.
-    assert prefill(cluster(), 300, 500, 600, 600) == pytest.approx([0.4, 1.5, 2.3, 2.3])
-
-
-def test_without_packing_each_prompt_has_steps_of_its_own() -> None:
-    assert prefill(cluster(pack_tail=False), 300, 500, 1200) == pytest.approx([0.4, 1.0, 2.4])
-
-
-def test_instances_work_side_by_side() -> None:
-    assert prefill(cluster(cards=16), 300, 300) == pytest.approx([0.4, 0.4])
-
-
-def test_a_cached_prompt_still_computes_its_last_token() -> None:
-    system = cluster()
-    hits = []
-    request = Request(0, 0, 0, 500, 1, 100, [(0, 5)], "")
-    for _ in range(2):
-        prompt = Prompt(request, lambda _: None)
-        hits.append(prompt)
-    play([system], [(0.0, lambda: system.submit(hits[0])), (5.0, lambda: system.submit(hits[1]))])
-    assert [prompt.hit_tokens for prompt in hits] == [0, 499]
-    assert system.computed_tokens == 501
 
 
 # ---- topologies
