@@ -61,7 +61,8 @@ def mean_wait_s(rho: float, seed: int, *, fixed: bool) -> float:
         system,
         [(at_s, request(n, int(tokens[n]))) for n, at_s in enumerate(arrivals_s.tolist())],
     )
-    return mean(done[n][1].started_s - arrivals_s[n] for n in range(500, 3000))
+    waits_s = (done[n][1].started_s - arrivals_s[n] for n in range(500, 3000))
+    return float(mean(waits_s))
 
 
 @pytest.mark.parametrize("fixed", [True, False], ids=["M/D/1", "M/M/1"])
@@ -99,7 +100,7 @@ def per_second(hit: int, *, ranks: int, pack_tail: bool) -> float:
     ends = [end_s for end_s, _ in drive(system, [(0.0, each) for each in prompts]).values()]
     first = len(prompts) - 40 * ranks
     last = len(prompts) - 5 * ranks
-    return (last - first) / (ends[last] - ends[first])
+    return float((last - first) / (ends[last] - ends[first]))
 
 
 def gains(cached_price: float, **how: Any) -> dict[int, float]:
