@@ -243,13 +243,13 @@ class DecodePool:
 
     @property
     def filled(self) -> float:
-        """The share of the memory that is held or reserved, 0 to 1."""
-        return min(1.0, (self._held() + self._reserved) / self._blocks)
+        """The share of the memory that is held or reserved; above 1 only where one is alone."""
+        return (self._held() + self._reserved) / self._blocks
 
     @property
     def load(self) -> float:
-        """The share of the memory that is held, reserved or waited for: it may be above 1."""
-        return (self._held() + self._reserved + self._wanted) / self._blocks
+        """Tokens whose memory is held, reserved or waited for, per card, in whole blocks."""
+        return (self._held() + self._reserved + self._wanted) * self.block_tokens / self.cards
 
     @property
     def step_s(self) -> float:

@@ -238,7 +238,7 @@ class Pdd(Disaggregated):
     def _caught_up(self, job: Job) -> None:
         """A batch is computed: another, or the rest."""
         job.catching_up = None
-        if job.answer.done() or job.relay is None:
+        if job.answer.done():
             return
         if self._backlog(job) > self.handoff.rest_tokens:
             self._catch_up(job)

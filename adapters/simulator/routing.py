@@ -1,4 +1,4 @@
-"""Which of several a prompt goes to: the instances of a prefill cluster, or whole clusters.
+"""Which of several a request goes to: instances of a prefill cluster, or clusters, or decode sites.
 
 A policy sees of each candidate its load and what it holds of the prompt, both as they are when the
 prompt comes, and decides once.
@@ -16,7 +16,7 @@ _64_BITS = (1 << 64) - 1
 
 
 class Candidate(Protocol):
-    """One that a prompt may go to."""
+    """One that a request may go to."""
 
     @property
     def cards(self) -> float:
@@ -25,7 +25,7 @@ class Candidate(Protocol):
 
     @property
     def load(self) -> float:
-        """Tokens that it has still to compute, per card."""
+        """What it has to do, in tokens per card: to compute or, where it decodes, in memory."""
         ...
 
     def held_tokens(self, request: Request) -> int:

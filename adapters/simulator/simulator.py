@@ -18,7 +18,7 @@ from adapters.simulator.decode import Sequence
 from adapters.simulator.engine import Engine
 from adapters.simulator.network import Flow, Stream
 from adapters.simulator.prefill import PrefillCluster, Prompt
-from adapters.simulator.routing import Policy
+from adapters.simulator.routing import C, Policy
 from adapters.simulator.site import DecodeSite
 from harness.backend import Answer, Description, Request, Sample, Served
 from harness.errors import BackendError
@@ -293,7 +293,7 @@ class Simulator(ABC):
         return ()
 
 
-def chosen(request: Request, clusters: Mapping[str, Any], routing: Policy | None) -> str:
+def chosen(request: Request, clusters: Mapping[str, C], routing: Policy | None) -> str:
     """The name of the cluster that a request goes to."""
     if routing is None:
         return next(iter(clusters))

@@ -31,8 +31,13 @@ class DecodeSite:
         self.cache.clear()
 
     @property
+    def cards(self) -> float:
+        """For a routing: the cards that decode."""
+        return self.pool.cards
+
+    @property
     def load(self) -> float:
-        """For a routing: how full it is."""
+        """For a routing: tokens that are in memory or wait to be, per card."""
         return self.pool.load
 
     def held_tokens(self, request: Request) -> int:
