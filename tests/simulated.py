@@ -1,12 +1,22 @@
-"""Drives parts of the simulator without a loop: an engine whose clock jumps to every event."""
+"""Drives the simulator: parts of it without a loop, and whole systems as they are configured."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
+from hydra import compose, initialize_config_module
+
 from adapters.simulator import Fitted
 from adapters.simulator.engine import Engine
+from harness.clock import VirtualTimeLoop
+from harness.pacing import Recorded
+from harness.plugins import build
+from harness.record import Record
+from harness.replay import Replay
+from harness.seed import stream
+from harness.trace import Trace
 
 
 def chip(
@@ -50,7 +60,7 @@ class _Loop:
 
 
 def play(parts: Iterable[Any], events: Iterable[tuple[float, Callable[[], None]]]) -> Engine:
-    """Attach the parts to an engine, run the events at their times and all that follows."""
+    """Attach the parts to an engine whose clock jumps, and run the events and all that follows."""
     engine, loop = Engine(), _Loop()
     engine.start(cast("Any", loop))
     for part in parts:
@@ -61,3 +71,30 @@ def play(parts: Iterable[Any], events: Iterable[tuple[float, Callable[[], None]]
         timer, loop.timer = loop.timer, None
         timer()
     return engine
+
+
+def configured(*overrides: str) -> Any:
+    """The configuration of `relaybench run`, with every topology."""
+    with initialize_config_module("conf", version_base="1.3"):
+        return compose("run", ["backend=[in_dc,cross_dc,cross_dc_drc,pdd]", *overrides])
+
+
+def backend(name: str, *overrides: str) -> Any:
+    """One of them."""
+    return build(configured(*overrides), f"backend.{name}", without=("loop", "scrape_s"))
+
+
+def drive(system: Any, trace: Trace) -> dict[int, Record]:
+    """The record of each turn of a trace, once nothing is under way any more."""
+    records: list[Record] = []
+
+    async def main() -> None:
+        async with system:
+            await system.reset()
+            plan = Recorded().plan(trace, stream(1, "pacing"))
+            await Replay(trace, plan, system, records.append).run()
+            assert not any(system.load().values()), system.load()
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(main())
+    return {record.turn: record for record in records}

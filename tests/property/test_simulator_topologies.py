@@ -99,7 +99,7 @@ def cluster(draw: Any) -> PrefillCluster:
     )
 
 
-def site(draw: Any) -> DecodeSite:
+def decode_site(draw: Any) -> DecodeSite:
     pool = DecodePool(
         cards=draw(st.sampled_from([3, 8, 16])),
         kv_bytes=draw(st.sampled_from([1e6, 4e6, 1e12])),
@@ -130,7 +130,7 @@ def systems(draw: Any) -> Disaggregated:
         "topology": "any",
         "prefill": {f"P{n}": cluster(draw) for n in range(1 + many)},
         "link": link(draw, draw(st.sampled_from([4e6, 4e7]))),
-        "decode": {f"MD{n}": site(draw) for n in range(1 + many)},
+        "decode": {f"MD{n}": decode_site(draw) for n in range(1 + many)},
         "prefill_routing": LeastLoad(),
         "decode_routing": draw(st.sampled_from([LeastLoad(), Sticky()])) if many else None,
         "overlap": draw(st.booleans()),
@@ -140,7 +140,7 @@ def systems(draw: Any) -> Disaggregated:
         filters = [None, SingularFilter(predictor, share=draw(st.sampled_from([0.3, 2.0])))]
         return Pdd(
             **common,
-            relay=site(draw),
+            relay=decode_site(draw),
             relay_link=link(draw, draw(st.sampled_from([4e7, 4e9]))),
             relay_threshold_s=draw(st.sampled_from([0.0, 0.3])),
             handoff=Handoff(
@@ -244,8 +244,8 @@ def test_every_topology_conserves_and_keeps_to_causes(
         if each.whole:
             assert len(times_s) == each.request.output_tokens
         causes(each, times_s, served, overlap=system.overlap)
-    for each in sites(system):
-        assert each.pool.when_full == "preempt" or not each.pool.preemptions
+    for site in sites(system):
+        assert site.pool.when_full == "preempt" or not site.pool.preemptions
     links_carry_what_was_sent(system, done)
     equals_keep_their_order(system, done)
     counters = system.counters()

@@ -24,9 +24,9 @@ from harness.record import Record
 from harness.replay import Replay
 from harness.seed import stream
 from harness.trace import Trace
+from tests.simulated import configured
 from tests.unit import raw_server as raw
 from tests.unit.test_replay import singles
-from tests.unit.test_simulator import configured
 
 MakeTrace = Callable[..., Trace]
 STALL_S = 0.4

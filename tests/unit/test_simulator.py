@@ -4,51 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_module
 
-from adapters.simulator import DecodePool, KvBytes
-from adapters.simulator.decode import Sequence
 from harness import metrics
 from harness.backend import Answer, Request
 from harness.clock import VirtualTimeLoop
 from harness.errors import BackendError, ConfigError
-from harness.pacing import Recorded
-from harness.plugins import build
 from harness.record import Record, to_batch
-from harness.replay import Replay
 from harness.run import load_trace
-from harness.seed import stream
 from harness.trace import Trace
-from tests.simulated import chip, play
-
-
-def configured(*overrides: str) -> Any:
-    with initialize_config_module("conf", version_base="1.3"):
-        return compose("run", ["backend=[in_dc,cross_dc,cross_dc_drc,pdd]", *overrides])
-
-
-def backend(name: str, *overrides: str) -> Any:
-    return build(configured(*overrides), f"backend.{name}", without=("loop", "scrape_s"))
-
-
-def drive(system: Any, trace: Trace) -> dict[int, Record]:
-    records: list[Record] = []
-
-    async def main() -> None:
-        async with system:
-            await system.reset()
-            plan = Recorded().plan(trace, stream(1, "pacing"))
-            await Replay(trace, plan, system, records.append).run()
-            assert not any(system.load().values()), system.load()
-
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        runner.run(main())
-    return {record.turn: record for record in records}
+from tests.simulated import backend, configured, drive
 
 
 @pytest.fixture(scope="module")
@@ -249,73 +216,6 @@ def test_the_description_holds_every_number() -> None:
 def test_an_impossible_system_is_refused(override: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         backend("pdd", override)
-
-
-def pooled(*joins: tuple[float, Sequence], cards: float = 8, speed: float = 1.0) -> None:
-    timed = chip((0.0, 1e-3, 0.0), (0.01, 0.0, 0.0, 0.0), speed)
-    pool = DecodePool(int(cards), 1e12, timed, KvBytes(1.0))
-    play([pool], [(time_s, partial(pool.join, sequence)) for time_s, sequence in joins])
-
-
-@pytest.mark.parametrize(
-    ("cards", "speed", "extras", "step_s"),
-    [
-        (8, 1.0, [0.1], 0.11),
-        (8, 2.0, [0.1], 0.055),
-        (8, 1.0, [0.1, 0.1], 0.21),
-        (32, 1.0, [0.1, 0.1, 0.1, 0.1], 0.11),  # each on a group of its own
-        (16, 1.0, [0.1, 0.1, 0.1, 0.1], 0.21),
-        (16, 1.0, [0.3, 0.1], 0.31),
-    ],
-)
-def test_extended_steps_take_as_long_as_the_busiest_group(
-    cards: float, speed: float, extras: list[float], step_s: float
-) -> None:
-    ends: list[float] = []
-    joins = [
-        (0.0, Sequence(1000, 1, lambda t: ends.append(t[0]), round(1000 * extra_s) + 1))
-        for extra_s in extras
-    ]
-    pooled(*joins, cards=cards, speed=speed)
-    assert ends == pytest.approx([step_s] * len(extras))
-
-
-def test_who_leaves_before_its_first_step_leaves_no_extra_behind() -> None:
-    pool = DecodePool(8, 1e12, chip((0.0, 1e-3, 0.0), (0.01, 0.0, 0.0, 0.0)), KvBytes(1.0))
-    ends: list[float] = []
-    first, second = Sequence(5001, 5, lambda _: None, 5001), Sequence(10, 1, ends.extend)
-    play(
-        [pool],
-        [
-            (0.0, partial(pool.join, first)),
-            (0.0, partial(pool.release, first, lambda _: None)),
-            (10.0, partial(pool.join, second)),
-        ],
-    )
-    assert ends == pytest.approx([10.01])
-
-
-def test_the_relay_takes_only_what_it_has_room_for() -> None:
-    """Requests on their way to it count: they were promised a place."""
-    system = backend(
-        "pdd", "backend.pdd.link.bandwidth_bps=1e8", "backend.pdd.relay.pool.kv_bytes=6e8"
-    )
-    routes: list[str | None] = []
-
-    async def ask(number: int) -> None:
-        request = Request(number, number, 0, 60_000, 10, 64, [(number * 1000, 937)], "main")
-        answer = Answer()
-        await system.generate(request, answer)
-        routes.append(answer.served.route)
-
-    async def main() -> None:
-        async with system, asyncio.TaskGroup() as group:
-            for number in range(5):
-                group.create_task(ask(number))
-
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        runner.run(main())
-    assert sorted(route or "" for route in routes) == ["P-MD"] * 3 + ["P-RLD-MD"] * 2
 
 
 def test_an_error_in_the_model_ends_the_run_and_not_in_a_deadlock(trace: Trace) -> None:
