@@ -97,6 +97,23 @@ def test_what_goes_in_is_held_or_was_evicted(
     assert cache.match(prompts[0]) == 0
 
 
+@given(prompts=trees(), capacity=st.integers(0, 30))
+def test_what_was_held_once_is_known(prompts: list[list[tuple[int, int]]], capacity: int) -> None:
+    """So many of these few chains are never forgotten: it is what an endless cache would hold.
+
+    Except of a prompt larger than the cache, of which the end never was in it.
+    """
+    cache, endless = PrefixCache(capacity), PrefixCache(float("inf"))
+    for runs in prompts:
+        cache.insert(runs)
+        endless.insert(runs)
+        for other in prompts:
+            once = cache.once_held(other)
+            assert cache.match(other) <= once <= endless.match(other)
+            if all(len(expand(each)) <= capacity for each in prompts):
+                assert once == endless.match(other)
+
+
 def test_a_chain_that_grows_again_can_be_evicted_again() -> None:
     """Its tail carried a branch, so it waited outside the queue; growing must bring it back."""
     cache = PrefixCache(3)

@@ -219,7 +219,7 @@ def checked(pool: DecodePool, room: Room) -> None:
         assert steps >= 1
         assert held(steps) == pool._memory.held(pool._step + steps)
         assert pool.batch == 1 or held(steps) <= free
-        assert pool.load >= pool.filled
+        assert pool.load * pool.cards >= pool.filled * room.blocks * room.size * (1 - 1e-9)
         end = min(each.joined_step + each.tokens for each in pool._members) - pool._step
         assert steps <= end
         if isinstance(pool.chip, Bent) or pool._live or pool._extending:

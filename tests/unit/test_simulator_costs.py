@@ -296,6 +296,10 @@ def test_every_chip_serves_every_model(model: str, name: str) -> None:
         with pytest.raises(ConfigError, match=r"has not been measured.*chip@chip_a=h200"):
             chip(model, name)
         return
+    if name in NAMED and model == "hybrid_1t":
+        with pytest.raises(ConfigError, match=r"chip\.model is None"):  # it is not published
+            chip(model, name)
+        return
     made = chip(model, name)
     assert json.loads(json.dumps(made.numbers))["cards"] == 8
     assert isinstance(made, Chip)
