@@ -104,6 +104,11 @@ def replay_to_disk(job: Job, backend: Backend, per: int) -> float:
     return time.process_time() - began_s
 
 
+def events(backend: Backend) -> float:
+    """What the last replay took of the simulator's events."""
+    return {each.name: each.value for each in asyncio.run(backend.scrape())}["events_total"]
+
+
 def peak_mb() -> float:
     """The most memory this process has held, MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -135,7 +140,7 @@ def main() -> None:
             figures["replay, records written"] = replay_to_disk(job, AtOnce(), 0)
             figures["replay, simulator"] = replay(job, job.backend, lambda _: None)
         figures["replay, simulator, records"] = replay_to_disk(job, job.backend, known.per)
-        print(f"{job.name}:")
+        print(f"{job.name}: {events(job.backend) / requests:.1f} simulated events a request")
         for name, cpu_s in figures.items():
             print(
                 f"  {name:34} {cpu_s:7.2f} s {1e6 * cpu_s / requests:8.1f} us/request"

@@ -47,6 +47,7 @@ from omegaconf import DictConfig
 
 from benchmarks.replay_speed import replay
 from harness.metrics import nearest_rank
+from harness.plugins import build
 from harness.record import Record
 from harness.run import jobs, load_trace
 
@@ -116,35 +117,35 @@ def measured(command: Sequence[str]) -> tuple[Cost, str]:
     return Cost(cpu_s, wall_s), done.stdout
 
 
-def lay_costs(model: DictConfig, path: Path) -> None:
+def lay_costs(chip: Mapping[str, Any], path: Path) -> None:
     """Our fitted costs as DynoSim's table: a prefill step by new tokens, a decode step by context.
 
     Decode has two axes, the context of the batch and of a sequence; their ratio is the batch.
     """
     tokens = np.unique(np.geomspace(1, 2**20, 400).round())
-    prefill = model.prefill
-    prefill_s = prefill.t0_s + tokens * (prefill.a_s + 0.5 * prefill.b_s * tokens)
+    prefill, decode = chip["prefill"], chip["decode"]
+    prefill_s = prefill["t0_s"] + tokens * (prefill["a_s"] + 0.5 * prefill["b_s"] * tokens)
     contexts = np.unique(np.geomspace(1, 2**20, 80).round())
     total = np.unique(np.geomspace(1, 2**27, 160).round())
     batch = np.maximum(total[:, None] / contexts[None, :], 1.0)
-    decode = model.decode
-    alone_s = decode.d0_s + decode.d1_s + decode.d3_s
-    batch_s = decode.d0_s + decode.d1_s * batch + decode.d3_s * np.sqrt(batch)
+    alone_s = decode["d0_s"] + decode["d1_s"] + decode["d3_s"]
+    batch_s = decode["d0_s"] + decode["d1_s"] * batch + decode["d3_s"] * np.sqrt(batch)
     np.savez(
         path,
         prefill_isl=tokens,
         prefill_ttft_ms=1e3 * prefill_s,
         decode_active_kv_tokens=total,
         decode_context_length=contexts,
-        decode_itl=1e3 * (np.maximum(batch_s, alone_s) + decode.d2_s * total[:, None]),
+        decode_itl=1e3 * (np.maximum(batch_s, alone_s) + decode["d2_s"] * total[:, None]),
     )
 
 
-def peer_options(model: DictConfig, folder: Path, router: str) -> dict[str, Any]:
+def peer_options(config: DictConfig, folder: Path, router: str) -> dict[str, Any]:
     """What DynoSim is asked to simulate."""
     costs = folder / "costs.npz"
-    lay_costs(model, costs)
-    per_block = model.kv.per_token * _BLOCK_TOKENS
+    lay_costs(build(config, "chip_a").numbers, costs)
+    kv_bytes = config.model.kv.per_token
+    per_block = kv_bytes * _BLOCK_TOKENS
     engine = {
         "block_size": _BLOCK_TOKENS,
         "timing_model": {
@@ -154,7 +155,7 @@ def peer_options(model: DictConfig, folder: Path, router: str) -> dict[str, Any]
         },
         "max_num_seqs": 1_000_000,  # memory decides, as with ours
         "max_num_batched_tokens": _CHUNK_TOKENS,
-        "kv_transfer_bytes_per_token": model.kv.per_token,
+        "kv_transfer_bytes_per_token": kv_bytes,
         "kv_transfer_bandwidth": _LINK_GB_PER_S,
     }
     roles = {"prefill": _PREFILL_CACHE_BYTES, "decode": _DECODE_KV_BYTES}
@@ -174,13 +175,13 @@ def peer_options(model: DictConfig, folder: Path, router: str) -> dict[str, Any]
 
 
 def sides(
-    peer: str, model: DictConfig, trace: Path, first: Path, folder: Path, overrides: Sequence[str]
+    peer: str, config: DictConfig, trace: Path, first: Path, folder: Path, overrides: Sequence[str]
 ) -> dict[str, Side]:
     """Every command."""
     ours = [sys.executable, "-m", "benchmarks.replay_speed", "--whole-only", *overrides]
     found = {_OURS: Side(*([*ours, *asked(path)] for path in (trace, first)))}
     for name, router in _ROUTERS.items():
-        options = json.dumps(peer_options(model, folder, router))
+        options = json.dumps(peer_options(config, folder, router))
         found[name] = Side(*([peer, "-c", _PEER, str(path), options] for path in (trace, first)))
     return found
 
@@ -297,7 +298,7 @@ def main() -> None:
         first.write_text(rows[0], encoding="utf-8")
         with initialize_config_module("conf", version_base="1.3"):
             config = compose("run", [*overrides, *asked(trace)])
-        todo = sides(known.peer, config.model, trace, first, folder, overrides)
+        todo = sides(known.peer, config, trace, first, folder, overrides)
         print(f"DynoSim of ai-dynamo {version(known.peer)}, Python {sys.version.split()[0]}")
         costs: dict[str, list[tuple[Cost, Cost]]] = {each: [] for each in todo}
         outcomes = {_OURS: our_outcome(config)}
