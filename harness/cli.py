@@ -54,7 +54,9 @@ def _main(arguments: list[str]) -> int:
     commands.add_parser("doctor", add_help=False)
     commands.add_parser("refit", add_help=False)
     report = commands.add_parser("report", help="draw the page again from run directories")
-    report.add_argument("runs", nargs="+", type=Path, help="run directories, or folders of them")
+    report.add_argument(
+        "runs", nargs="+", help="run directories or folders of them, and settings: report=[bcr]"
+    )
     report.add_argument("--out", type=Path, required=True, help="a new folder for the page")
     if arguments[:1] == ["run"]:
         return _guarded(lambda: _run(arguments[1:]))
@@ -219,18 +221,23 @@ def _explained(work: Callable[[], int]) -> int:
         raise ConfigError(str(error)) from error
 
 
-def _report(paths: list[Path], out: Path) -> int:
-    from hydra import compose, initialize_config_module
+def _report(arguments: list[str], out: Path) -> int:
+    """The page of these runs. Of the arguments, those with a `=` that are no path are settings."""
+    overrides = [each for each in arguments if "=" in each and not Path(each).exists()]
+    paths = [Path(each) for each in arguments if each not in overrides]
 
-    from harness import result
-    from harness.plugins import build
+    def work(config: Any) -> int:
+        from harness import result
+        from harness.plugins import build
 
-    with initialize_config_module("conf", version_base="1.3"):
-        config = compose("run")
-    runs = [run for path in paths for run in result.find_runs(path)]
-    page = build(config, "page")
-    _say(f"Report: {page.render(runs, result.create(out))}")
-    return EXIT_GOOD
+        if not paths:
+            raise ConfigError("no run is named: give run directories, or folders of them")
+        runs = [run for path in paths for run in result.find_runs(path)]
+        page = build(config, "page")
+        _say(f"Report: {page.render(runs, result.create(out))}")
+        return EXIT_GOOD
+
+    return _composed("run", overrides, work)
 
 
 def _say(line: str) -> None:

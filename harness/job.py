@@ -30,6 +30,7 @@ from harness.errors import (
 )
 from harness.host import Account, Crew, Host, Work
 from harness.pacing import Plan
+from harness.prices import Prices
 from harness.progress import progress
 from harness.record import FAILED, Record
 from harness.series import Series
@@ -48,6 +49,8 @@ class Job:
     loop: functools.partial[asyncio.AbstractEventLoop]
     """Makes the loop that owns time."""
     window: metrics.Window
+    slo: metrics.Slo
+    prices: Prices
     tolerance: fidelity.Tolerance
     timeout_s: float | None
     scrape_s: float | None
@@ -96,6 +99,8 @@ class Job:
             "workers": [],
             "trace": manifest.replayed(self.trace),
             "window": asdict(self.window),
+            "slo": asdict(self.slo),
+            "prices": asdict(self.prices),
             "tolerance": asdict(self.tolerance),
             "counts": None,
             "validity": {"valid": False, "reasons": ["the run has not ended"]},
@@ -208,7 +213,7 @@ class Job:
             *(f"{words} ({n} times)" for words, n in self._misses.items()),
         ]
         reasons += off + self._doubts
-        summary = metrics.summarise(records, self.window, self.name)
+        summary = metrics.summarise(records, self.window, self.name, self.slo)
         if records.num_rows and not summary.column("measured")[0].as_py():
             reasons.append("no request was measured: the window leaves out all that were sent")
         result.write_table(summary, self.path / result.SUMMARY_FILE)

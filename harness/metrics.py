@@ -58,6 +58,9 @@ SUMMARY = pa.schema(
             pa.field(name, pa.float64())
             for name in (
                 "requests_per_s",
+                "slo_share",
+                "goodput_requests_per_s",
+                "goodput_sessions_per_s",
                 "input_tokens_per_s",
                 "output_tokens_per_s",
                 "ideal_hit_mean",
@@ -70,6 +73,7 @@ SUMMARY = pa.schema(
 )
 
 COLUMNS = [
+    "session",
     "agent",
     "input_tokens",
     "output_tokens",
@@ -108,6 +112,46 @@ class Window:
         if not len(known):
             return math.nan, math.nan
         return float(known.min()) + self.warmup_s, float(known.max()) - self.cooldown_s
+
+
+@dataclass(frozen=True)
+class Slo:
+    """What a service promises. A request is good if it was answered within every limit given.
+
+    Latencies count from the scheduled time, so waiting to be sent is part of them. The promise is
+    kept if the share `share` of all requests is good. None: no limit.
+    """
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+    share: float = 0.99
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_s", "tpot_s", "e2e_s"):
+            if getattr(self, name) is not None:
+                number(f"slo.{name}", getattr(self, name), above=0, most=1e9)
+        number("slo.share", self.share, above=0, most=1)
+
+    @property
+    def words(self) -> str:
+        """`TTFT within 30 s for 99% of requests`."""
+        limits = {"TTFT": self.ttft_s, "TPOT": self.tpot_s, "E2E": self.e2e_s}
+        said = [f"{name} within {limit:g} s" for name, limit in limits.items() if limit is not None]
+        return f"{' and '.join(said) or 'an answer'} for {100 * self.share:g}% of requests"
+
+    def met(self, records: pa.Table) -> NDArray[np.bool_]:
+        """Which requests are good: (rows,). One that failed is not; one token has no TPOT."""
+        e2e_s = honest(records, "scheduled_s", "last_token_s")
+        good: NDArray[np.bool_] = np.isfinite(e2e_s)
+        if self.e2e_s is not None:
+            good &= e2e_s <= self.e2e_s
+        if self.ttft_s is not None:
+            good &= honest(records, "scheduled_s", "first_token_s") <= self.ttft_s
+        if self.tpot_s is not None:
+            each_s = tpot(records)
+            good &= np.isnan(each_s) | (each_s <= self.tpot_s)
+        return good
 
 
 def nearest_rank(values: NDArray[np.float64], q: float) -> float:
@@ -219,10 +263,12 @@ def breakdown(records: pa.Table) -> dict[str, NDArray[np.float64]]:
     }
 
 
-def summarise(records: pa.Table, window: Window, backend: str) -> pa.Table:
+def summarise(records: pa.Table, window: Window, backend: str, slo: Slo | None = None) -> pa.Table:
     """One row for all records, one for each bin of the ideal hit rate, one for each agent type.
 
-    Rates are over the window, by the tokens served to requests that were scheduled in it.
+    Rates are over the window, by the tokens served to requests that were scheduled in it. Goodput
+    is what of them met the SLO (without one, was answered): requests, and sessions of which every
+    request in the window did.
     """
     inside = measured(records, window)
     bounds = window.bounds(records)
@@ -232,7 +278,8 @@ def summarise(records: pa.Table, window: Window, backend: str) -> pa.Table:
     agents = np.array(records.column("agent").to_pylist())
     strata |= {f"agent {name}": agents == name for name in sorted(set(agents.tolist()))}
     rows = [
-        {"backend": backend, "stratum": name} | _stratum(records, inside, members, bounds)
+        {"backend": backend, "stratum": name}
+        | _stratum(records, inside, members, bounds, slo or Slo())
         for name, members in strata.items()
     ]
     return pa.Table.from_pylist(rows, schema=SUMMARY)
@@ -243,6 +290,7 @@ def _stratum(
     inside: NDArray[np.bool_],
     members: NDArray[np.bool_],
     bounds: tuple[float, float],
+    slo: Slo,
 ) -> dict[str, float | int | bool | None]:
     everything = records.filter(pa.array(members))
     counted = records.filter(pa.array(members & inside))
@@ -260,7 +308,7 @@ def _stratum(
         "p99_supported": n >= SAMPLE_FLOOR[0.99],
     }
     row |= _latencies(counted)
-    row |= _rates(counted, bounds)
+    row |= _rates(counted, bounds, slo)
     return {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in row.items()}
 
 
@@ -283,7 +331,7 @@ def _latencies(records: pa.Table) -> dict[str, float]:
     return figures
 
 
-def _rates(records: pa.Table, bounds: tuple[float, float]) -> dict[str, float]:
+def _rates(records: pa.Table, bounds: tuple[float, float], slo: Slo) -> dict[str, float]:
     """Throughput: what was answered well to the turns of the window, over the time it took.
 
     From the first scheduled time of the window to the last token of its answers (or the window's
@@ -298,8 +346,14 @@ def _rates(records: pa.Table, bounds: tuple[float, float]) -> dict[str, float]:
     served = served_hit_rates(good)
     served = served[~np.isnan(served)]
     ideal = ideal_hit_rates(records)
+    met = slo.met(records)
+    sessions = records.column("session").to_numpy()
+    good_sessions = len(np.unique(sessions)) - len(np.unique(sessions[~met]))
     return {
         "requests_per_s": good.num_rows * per_s,
+        "slo_share": float(met.mean()) if len(met) else math.nan,
+        "goodput_requests_per_s": int(met.sum()) * per_s,
+        "goodput_sessions_per_s": good_sessions * per_s,
         # NaN, and so null, where any answer came without its count: a sum would be too low.
         "input_tokens_per_s": float(column(good, "served_input_tokens").sum()) * per_s,
         "output_tokens_per_s": float(column(good, "served_output_tokens").sum()) * per_s,

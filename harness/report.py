@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
+import pyarrow.csv
 
-from harness.result import Run
+from harness.errors import ResultError
+from harness.result import Run, write_table
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Figure:
     """One picture, what it shows, and the numbers it was drawn from."""
 
     path: Path
-    """A PNG."""
+    """A PNG; the same as a PDF lies beside it."""
     title: str
     caption: str
     """Plain text: what to see, over which requests, and what to beware of."""
@@ -31,3 +33,13 @@ class Report(Protocol):
     def render(self, runs: Sequence[Run], out: Path) -> list[Figure]:
         """Write PNGs into `out` and return them. Empty where the runs lack what it needs."""
         ...
+
+
+def write_numbers(figure: Figure) -> None:
+    """The numbers beside the picture, as CSV and as Parquet. Raises `ResultError`."""
+    path = figure.path.with_suffix(".csv")
+    try:
+        pa.csv.write_csv(figure.numbers, path)
+    except OSError as error:
+        raise ResultError(f"{path} cannot be written: {error}") from error
+    write_table(figure.numbers, figure.path.with_suffix(".parquet"))

@@ -27,13 +27,16 @@ import pyarrow.parquet as pq
 
 from harness import metrics
 from harness.errors import ConfigError, ResultError
+from harness.prices import Prices
 from harness.record import SCHEMA, Record, to_batch
 
 MANIFEST = "run.json"
 SUMMARY_FILE = "summary.parquet"
 RECORDS = "records"
 
-_NEEDED = ("backend", "trace", "window", "clock", "validity", "partial", "started")
+_NEEDED = (
+    "backend", "trace", "window", "slo", "prices", "clock", "validity", "partial", "started"
+)  # fmt: skip
 _BATCH_ROWS = 4_000
 _PART_ROWS = 100_000
 _FLUSH_S = 0.5
@@ -254,6 +257,16 @@ class Run:
         """The backend's name in the configuration: `in_dc`, `cross_dc`, `pdd`."""
         return str(self.manifest["backend"]["name"])
 
+    @property
+    def slo(self) -> metrics.Slo:
+        """What was promised."""
+        return metrics.Slo(**self.manifest["slo"])
+
+    @property
+    def prices(self) -> Prices:
+        """What its cards and tokens were priced at."""
+        return Prices(**self.manifest["prices"])
+
     def records(self, columns: list[str] | None = None) -> pa.Table:
         """All records gathered, finished parts and the one being written, in the order written.
 
@@ -273,7 +286,7 @@ class Run:
         path = self.path / SUMMARY_FILE
         if not path.exists():
             window = metrics.Window(**self.manifest["window"])
-            return metrics.summarise(self.records(metrics.COLUMNS), window, self.name)
+            return metrics.summarise(self.records(metrics.COLUMNS), window, self.name, self.slo)
         try:
             return pq.read_table(path)
         except (OSError, pa.ArrowException) as error:

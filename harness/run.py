@@ -26,6 +26,7 @@ from harness.host import Host
 from harness.job import Job
 from harness.pacing import Pacing, Plan
 from harness.plugins import apply, build
+from harness.prices import Prices
 from harness.seed import stream
 from harness.settings import number, whole
 from harness.trace import Trace
@@ -98,6 +99,8 @@ def jobs(config: DictConfig, trace: Trace, out: Path, cautions: Sequence[str] = 
     """One a backend, all built before the first runs, so that a bad setting costs no run."""
     plan = paced(config, trace)
     window: metrics.Window = build(config, "window")
+    slo: metrics.Slo = build(config, "slo")
+    prices: Prices = build(config, "prices")
     tolerance: Tolerance = build(config, "tolerance")
     host: Host = build(config, "host")
     asked = manifest.asked(config)
@@ -118,6 +121,8 @@ def jobs(config: DictConfig, trace: Trace, out: Path, cautions: Sequence[str] = 
                 backend=backend,
                 loop=loop,
                 window=window,
+                slo=slo,
+                prices=prices,
                 tolerance=tolerance,
                 timeout_s=config.timeout_s,
                 scrape_s=scrape_s,

@@ -32,6 +32,7 @@ _STYLE = {
     "grid.color": "#E3E8ED",
     "hatch.linewidth": 0.8,
     "legend.frameon": False,
+    "pdf.fonttype": 42,  # TrueType: text stays text, as journals want it
     "text.color": INK,
     "text.parse_math": False,  # a name with a dollar sign is a name
     "xtick.color": FAINT,
@@ -43,12 +44,17 @@ _STYLE = {
 
 @contextmanager
 def canvas(path: Path, width_in: float, height_in: float) -> Iterator[Figure]:
-    """A figure to draw on; it is written to `path` as the block ends. Raises `ResultError`."""
+    """A figure to draw on; it is written to `path`, a PNG, and as a PDF, as the block ends.
+
+    The same drawing gives the same bytes. Raises `ResultError`.
+    """
     with matplotlib.style.context(["default", _STYLE]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=(width_in, height_in), dpi=150, layout="constrained")
         yield figure
         try:
             figure.savefig(path, format="png", metadata={"Software": None})
+            nobody = dict.fromkeys(("CreationDate", "Creator", "Producer"))
+            figure.savefig(path.with_suffix(".pdf"), format="pdf", metadata=nobody)
         except OSError as error:
             raise ResultError(f"{path} cannot be written: {error.strerror}") from error

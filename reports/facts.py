@@ -85,6 +85,11 @@ def _window(manifest: Mapping[str, Any]) -> str:
     return f"without turns scheduled in the first {first} and the last {last}"
 
 
+def _prices(manifest: Mapping[str, Any]) -> str:
+    sheet = manifest["prices"]
+    return f"{sheet['name']}; in {sheet['currency']}, of {sheet['as_of']}; {sheet['source']}"
+
+
 def _timeout(manifest: Mapping[str, Any]) -> str:
     timeout_s = manifest.get("timeout_s")
     return "none" if timeout_s is None else seconds(timeout_s)
@@ -178,6 +183,7 @@ _TOLD: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "Seed": lambda manifest: str(manifest["seed"]),
     "Measured window": _window,
     "Time-out": _timeout,
+    "Prices": _prices,
     "Tokens of the answered": _tokens,
     "The client": _client,
     "Workers": _workers,

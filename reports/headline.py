@@ -54,9 +54,16 @@ def lines(runs: Sequence[Run], rows: Sequence[Mapping[str, Any]]) -> list[Line]:
         "Input tokens/s": "input_tokens_per_s",
         "Output tokens/s": "output_tokens_per_s",
     }
+    promised = {run.slo.words for run in runs}
+    goodput = {
+        "Requests/s": "goodput_requests_per_s",
+        "Sessions/s": "goodput_sessions_per_s",
+    }
     hits = {"Served, mean": "served_hit_mean", "Ideal, mean": "ideal_hit_mean"}
     for starts, names, tell in (
         ("Throughput", throughput, number),
+        (f"Goodput: {'; '.join(sorted(promised))}", goodput, number),
+        ("Of requests within the SLO", {"Share": "slo_share"}, percent),
         ("Prefix-hit rate", hits, percent),
     ):
         table += [

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from harness.errors import ResultError
 from harness.record import OK
-from harness.report import Figure, Report
+from harness.report import Figure, Report, write_numbers
 from harness.result import Run
 from reports.facts import facts, settings, simulated
 from reports.headline import Cell, latency_cells, lines
@@ -73,6 +73,10 @@ class Page:
         names = labels(runs)
         summaries = [run.summary().to_pylist() for run in runs]
         whole = [rows[0] for rows in summaries]
+        sections = [Section(name, each.render(runs, out)) for name, each in self.sections.items()]
+        for section in sections:
+            for figure in section.figures:
+                write_numbers(figure)
         html = _template().render(
             names=names,
             colours=colours(names),
@@ -86,9 +90,7 @@ class Page:
             lines=lines(runs, whole),
             lags=[(row["send_lag_p50_s"], row["send_lag_p99_s"]) for row in whole],
             strata=[_strata(name, rows) for name, rows in zip(names, summaries, strict=True)],
-            sections=[
-                Section(name, each.render(runs, out)) for name, each in self.sections.items()
-            ],
+            sections=sections,
             facts=facts(runs),
             details=[settings(run.manifest["backend"]["details"]) for run in runs],
         )

@@ -36,9 +36,9 @@ HOMOGENEOUS = (
 NAIVE = (
     *H20, "backend.cross_dc.prefill.P.cards=32", "backend.cross_dc.prefill.P.chunk_tokens=131072",
     "backend.cross_dc.prefill.P.pack_tail=false", "backend.cross_dc.link.bandwidth_bps=100e9",
-    "backend.cross_dc.link.ramp=false", "backend.cross_dc.decode.D.pool.cards=64",
-    "backend.cross_dc.decode.D.pool.kv_bytes=107e9",
-    "backend.cross_dc.decode.D.pool.when_full=reserve", "backend.cross_dc.overlap=true",
+    "backend.cross_dc.link.ramp=false", "backend.cross_dc.decode.MD.pool.cards=64",
+    "backend.cross_dc.decode.MD.pool.kv_bytes=107e9",
+    "backend.cross_dc.decode.MD.pool.when_full=reserve", "backend.cross_dc.overlap=true",
 )  # fmt: skip
 SYSTEMS = {
     "96 H20": ("in_dc", HOMOGENEOUS, 2.11, 9.73),

@@ -27,6 +27,8 @@ def manifest(name: str, turns: int, **values: Any) -> dict[str, Any]:
         "clock": "virtual",
         "trace": trace(turns=turns),
         "window": {"warmup_s": 0.0, "cooldown_s": 0.0},
+        "slo": {"ttft_s": 30.0, "tpot_s": None, "e2e_s": None, "share": 0.99},
+        "prices": prices(),
         "counts": None,
         "validity": {"valid": True, "reasons": []},
         "warnings": [],
@@ -36,6 +38,21 @@ def manifest(name: str, turns: int, **values: Any) -> dict[str, Any]:
         "wall_s": 1.25,
         "versions": {"numpy": "2.0"},
         "host": {"python": "3.11"},
+    } | values
+
+
+def prices(**values: Any) -> dict[str, Any]:
+    """A sheet of prices; `values` replace its keys."""
+    return {
+        "name": "a sheet",
+        "currency": "A-card",
+        "as_of": "2026-02-28",
+        "source": "a test",
+        "cards": {"P": 1.0, "D": 1.0, "RLD": 1.0, "MD": 1.2},
+        "lines": {"pdd": 0.34, "cross_dc": 0.34},
+        "input": 1.0,
+        "cached_input": 0.1,
+        "output": 4.0,
     } | values
 
 
@@ -74,6 +91,6 @@ def make_run(
     run = result.Run.open(path)
     if summarised:
         window = metrics.Window(**run.manifest["window"])
-        summary = metrics.summarise(run.records(metrics.COLUMNS), window, run.name)
+        summary = metrics.summarise(run.records(metrics.COLUMNS), window, run.name, run.slo)
         result.write_table(summary, path / result.SUMMARY_FILE)
     return run

@@ -142,6 +142,12 @@ def test_a_page_is_drawn_again_from_run_directories(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     first = (tmp_path / "here" / "ttft.png").read_bytes()
     assert (tmp_path / "again" / "ttft.png").read_bytes() == first
+    for kind in ("pdf", "csv", "parquet"):
+        names = [tmp_path / folder / f"ttft.{kind}" for folder in ("here", "again")]
+        assert names[0].read_bytes() == names[1].read_bytes()
+    done = relaybench("report", "here", "report=[hitrate]", "--out", "one", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "one" / "ttft.png").exists()
     done = relaybench("report", "nowhere", "--out", "more", cwd=tmp_path)
     assert done.returncode == 2
     assert "holds no run" in done.stderr

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from harness import metrics
-from harness.metrics import SAMPLE_FLOOR, Window, conserve, hit_bin, nearest_rank, summarise
+from harness.errors import ConfigError
+from harness.metrics import SAMPLE_FLOOR, Slo, Window, conserve, hit_bin, nearest_rank, summarise
 from harness.record import SCHEMA, Record, to_batch
 
 
@@ -167,3 +168,57 @@ def test_a_count_that_the_server_does_not_give_is_no_zero() -> None:
     row = whole(table(record(0), record(1, served_output_tokens=None)))
     assert row["output_tokens_per_s"] is None
     assert row["input_tokens_per_s"] is not None
+
+
+# ---- what was promised
+
+
+def late(turn: int, wait_s: float, **values: Any) -> Record:
+    """As `record`, with its first token so late."""
+    times = {"first_token_s": turn + wait_s, "last_token_s": turn + wait_s + 1.0}
+    return record(turn, **(times | values))
+
+
+@pytest.mark.parametrize(
+    ("slo", "good"),
+    [
+        (Slo(), [True, True, True, False]),
+        (Slo(ttft_s=2.0), [True, True, False, False]),
+        (Slo(e2e_s=2.0), [True, False, False, False]),
+        (Slo(tpot_s=0.1), [True, True, True, False]),
+        (Slo(tpot_s=0.099), [False, False, True, False]),
+    ],
+)
+def test_a_request_is_good_within_every_limit(slo: Slo, good: list[bool]) -> None:
+    """Limits are inclusive; a token alone has no TPOT; what failed is never good."""
+    alone = late(2, 3.0, served_output_tokens=1)
+    records = table(late(0, 1.0), late(1, 2.0), alone, late(3, 1.0, status="failed"))
+    assert slo.met(records).tolist() == good
+
+
+def test_goodput_is_by_request_and_by_session() -> None:
+    """Of two sessions one has a slow turn: three good requests, one good session, in 6 s."""
+    rows = [late(n, 5.0 if n == 3 else 1.0, session=n % 2) for n in range(4)]
+    row = summarise(table(*rows), Window(), "x", Slo(ttft_s=2.0)).to_pylist()[0]
+    assert row["slo_share"] == 0.75
+    lasted_s = 3 + 5.0 + 1.0
+    assert row["goodput_requests_per_s"] == pytest.approx(3 / lasted_s)
+    assert row["goodput_sessions_per_s"] == pytest.approx(1 / lasted_s)
+    assert row["requests_per_s"] == pytest.approx(4 / lasted_s)
+
+
+def test_a_promise_in_words() -> None:
+    assert Slo(ttft_s=30).words == "TTFT within 30 s for 99% of requests"
+    assert Slo(tpot_s=0.05, e2e_s=9, share=0.5).words == (
+        "TPOT within 0.05 s and E2E within 9 s for 50% of requests"
+    )
+    assert Slo(share=0.999).words == "an answer for 99.9% of requests"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"ttft_s": 0}, r"slo\.ttft_s is 0"), ({"share": 1.1}, r"slo\.share is 1\.1")],
+)
+def test_an_impossible_promise_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Slo(**settings)

@@ -30,7 +30,7 @@ def answered(trace: Trace) -> dict[str, dict[int, Record]]:
         "backend.pdd.singular=null",
         *(
             f"backend.{site}.cache.keeps_answers=false"
-            for site in ("cross_dc_drc.decode.D", "pdd.decode.MD", "pdd.relay")
+            for site in ("cross_dc_drc.decode.MD", "pdd.decode.MD", "pdd.relay")
         ),
     ]
     wan = [f"backend.{name}.link.bandwidth_bps=5e9" for name in ("cross_dc", "cross_dc_drc", "pdd")]
