@@ -8,16 +8,16 @@ Run it from the root of the repository, on a machine that does nothing else. `--
 interpreter that has `dynamo.replay`, which is DynoSim (AISimulate's engine, in Rust); with its
 dependencies `ai-dynamo` does not install where the `aisimulate` wheel cannot be had, and a replay
 needs none of them. The trace is one in Mooncake's format, which both read. Further arguments are
-overrides of `relaybench run`, for ours alone.
+overrides of `relaybench run`: of the model and chip A for both, all others for ours alone.
 
 Ours is `benchmarks.replay_speed --whole-only`: `in_dc`, every record written, with each token's
 time. DynoSim is given the same deployment: prefill and decode apart, as many instances of 8 cards,
-the same steps (our fitted costs as the table that it interpolates, without the attention to what
-is cached, for which it has no column), the same caches and link, and a line written a request. It
-runs twice, since no policy of its is ours: dealt round robin, each instance's cache its own, and
-with its KV router. Ours has one store for all of prefill, so nothing to route. What is modelled is
-not the same: DynoSim makes every decode step an event and its blocks are real; ours jumps from one
-change of the batch to the next.
+the same steps (our chip's, as the table that it interpolates), the same caches and bandwidth, and a
+line written a request. It has no place for a prefill step's attention to what is cached, a link's
+set-up time (20 ms in ours) and a hybrid model's fixed state. It runs twice, since no policy of its
+is ours: dealt round robin, each instance's cache its own, and with its KV router. Ours has one
+store for all of prefill, so nothing to route. What is modelled is not the same: DynoSim makes every
+decode step an event and its blocks are real; ours jumps from one change of the batch to the next.
 
 CPU is user and system time of the whole process with all it started and waited for. `start-up` is
 that of the same command on the first request alone; requests a second are of what is left. Every
@@ -45,6 +45,7 @@ import numpy as np
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
+from adapters.simulator.costs import Chip
 from benchmarks.replay_speed import replay
 from harness.metrics import nearest_rank
 from harness.plugins import build
@@ -117,33 +118,31 @@ def measured(command: Sequence[str]) -> tuple[Cost, str]:
     return Cost(cpu_s, wall_s), done.stdout
 
 
-def lay_costs(chip: Mapping[str, Any], path: Path) -> None:
-    """Our fitted costs as DynoSim's table: a prefill step by new tokens, a decode step by context.
+def lay_costs(chip: Chip, path: Path) -> None:
+    """Our chip as DynoSim's table: a prefill step by new tokens, a decode step by context.
 
     Decode has two axes, the context of the batch and of a sequence; their ratio is the batch.
     """
     tokens = np.unique(np.geomspace(1, 2**20, 400).round())
-    prefill, decode = chip["prefill"], chip["decode"]
-    prefill_s = prefill["t0_s"] + tokens * (prefill["a_s"] + 0.5 * prefill["b_s"] * tokens)
     contexts = np.unique(np.geomspace(1, 2**20, 80).round())
     total = np.unique(np.geomspace(1, 2**27, 160).round())
-    batch = np.maximum(total[:, None] / contexts[None, :], 1.0)
-    alone_s = decode["d0_s"] + decode["d1_s"] + decode["d3_s"]
-    batch_s = decode["d0_s"] + decode["d1_s"] * batch + decode["d3_s"] * np.sqrt(batch)
+    decode_s = [
+        [chip.decode(max(held / each, 1.0), held)[0] for each in contexts] for held in total
+    ]
     np.savez(
         path,
         prefill_isl=tokens,
-        prefill_ttft_ms=1e3 * prefill_s,
+        prefill_ttft_ms=1e3 * np.array([chip.prefill_s([(int(new), 0)]) for new in tokens]),
         decode_active_kv_tokens=total,
         decode_context_length=contexts,
-        decode_itl=1e3 * (np.maximum(batch_s, alone_s) + decode["d2_s"] * total[:, None]),
+        decode_itl=1e3 * np.array(decode_s),
     )
 
 
 def peer_options(config: DictConfig, folder: Path, router: str) -> dict[str, Any]:
     """What DynoSim is asked to simulate."""
     costs = folder / "costs.npz"
-    lay_costs(build(config, "chip_a").numbers, costs)
+    lay_costs(build(config, "chip_a"), costs)
     kv_bytes = config.model.kv.per_token
     per_block = kv_bytes * _BLOCK_TOKENS
     engine = {

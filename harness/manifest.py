@@ -14,6 +14,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from harness.trace import Trace
@@ -45,11 +46,17 @@ def without_secrets(text: str) -> str:
 def asked(config: DictConfig) -> dict[str, Any]:
     """What the person asked for, as composed: interpolations are kept, so no secret is read."""
     return {
+        "overrides": [without_secrets(each) for each in _overrides()],
         "command": [without_secrets(each) for each in ("relaybench", "run", *sys.argv[1:])],
         "seed": config.seed,
         "pacing": OmegaConf.to_container(config.pacing, resolve=False),
         "timeout_s": config.timeout_s,
     }
+
+
+def _overrides() -> list[str]:
+    """The settings that this job was given, of a sweep with its own values."""
+    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
 
 
 def replayed(trace: Trace) -> dict[str, Any]:

@@ -6,10 +6,12 @@ Colours are those of Okabe and Ito, distinct to colour-blind eyes (https://jfly.
 from __future__ import annotations
 
 import colorsys
+import json
 from collections import Counter
 from collections.abc import Sequence
 
 from harness.result import Run
+from reports.facts import settings
 
 TOPOLOGY_COLOURS = {
     "in_dc": "#0072B2",
@@ -27,11 +29,14 @@ _LONGEST_LABEL = 32
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """A distinct printable label a run: its name, and its folder's where two runs share a name."""
+    """A distinct printable label a run: its name and, where runs share one, how they differ.
+
+    That is the values of the settings in which they do, or their folders' names.
+    """
     shared = Counter(run.name for run in runs)
     wanted = [
-        run.name if shared[run.name] == 1 else f"{run.name} ({run.path.resolve().parent.name})"
-        for run in runs
+        run.name if shared[run.name] == 1 else f"{run.name} ({said or _folder(run)})"
+        for run, said in zip(runs, _swept(runs), strict=True)
     ]
     given: list[str] = []
     for label in map(_short, wanted):
@@ -42,6 +47,59 @@ def labels(runs: Sequence[Run]) -> list[str]:
             distinct = f"{label} #{count}"
         given.append(distinct)
     return given
+
+
+def curves(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs by system, in the order given: those of one backend with all its settings alike.
+
+    A label is the backend's name and, where there are several of that name, the settings by which
+    they differ. For reports that draw a line through runs that differ in their load.
+    """
+    systems: dict[str, list[Run]] = {}
+    details: dict[str, dict[str, str]] = {}
+    for run in runs:
+        backend = run.manifest["backend"]
+        flat = dict(settings(backend["details"])) | dict(settings({"cards": backend["cards"]}))
+        key = json.dumps([run.name, flat], sort_keys=True)
+        systems.setdefault(key, []).append(run)
+        details[key] = flat
+    names = Counter(some[0].name for some in systems.values())
+    found: dict[str, list[Run]] = {}
+    for key, some in systems.items():
+        name = some[0].name
+        alike = [details[other] for other, each in systems.items() if each[0].name == name]
+        label = _short(name if names[name] == 1 else f"{name} ({_differing(details[key], alike)})")
+        while label in found:
+            label += "'"
+        found[label] = some
+    return found
+
+
+def _differing(mine: dict[str, str], all_of_them: Sequence[dict[str, str]]) -> str:
+    """The settings of one in which it differs from others, by the last word of their names."""
+    return ", ".join(
+        f"{name.rpartition('.')[2]}={value}"
+        for name, value in mine.items()
+        if any(other.get(name) != value for other in all_of_them)
+    )
+
+
+def _swept(runs: Sequence[Run]) -> list[str]:
+    """Of each run the settings it was given in which it differs from others of its name."""
+    given = [
+        dict(each.split("=", 1) for each in run.manifest.get("overrides", ()) if "=" in each)
+        for run in runs
+    ]
+    for each in given:
+        each.pop("out", None)
+    return [
+        _differing(mine, [o for o, r in zip(given, runs, strict=True) if r.name == run.name])
+        for mine, run in zip(given, runs, strict=True)
+    ]
+
+
+def _folder(run: Run) -> str:
+    return run.path.resolve().parent.name
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:

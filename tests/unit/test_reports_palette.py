@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.result import Run
-from reports.palette import HIT_COLOURS, TOPOLOGY_COLOURS, colours, labels
+from reports.palette import HIT_COLOURS, TOPOLOGY_COLOURS, colours, curves, labels
 from reports.units import DASH, number, percent, seconds
 
 
@@ -73,3 +73,24 @@ def test_what_was_not_measured_is_a_dash_and_not_a_zero() -> None:
     assert number(1234567.8) == "1,234,568"
     assert number(float("inf")) == "inf"
     assert percent(0.9004) == "90.0%"
+
+
+def swept(name: str, overrides: list[str], **details: object) -> Run:
+    backend = {"name": name, "details": details, "cards": {}}
+    return Run(Path("x") / name, {"backend": backend, "overrides": overrides})
+
+
+def test_runs_of_a_sweep_are_told_apart_by_what_was_swept() -> None:
+    jobs = [["seed=1", f"pacing.requests_per_s={rate}", f"out=x/{rate}"] for rate in (4, 8)]
+    found = labels([swept("pdd", job) for job in jobs] + [swept("in_dc", ["seed=1"])])
+    assert found == ["pdd (requests_per_s=4)", "pdd (requests_per_s=8)", "in_dc"]
+
+
+def test_runs_of_one_system_are_one_curve() -> None:
+    several = [
+        swept("pdd", [], link={"rtt_s": rtt_s}, relay={"cards": 3}) for rtt_s in (0.01, 0.02, 0.01)
+    ]
+    alone = swept("in_dc", [], link={"rtt_s": 0})
+    found = curves([*several, alone])
+    assert list(found) == ["pdd (rtt_s=0.01)", "pdd (rtt_s=0.02)", "in_dc"]
+    assert list(found.values()) == [[several[0], several[2]], [several[1]], [alone]]
