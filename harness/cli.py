@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +31,7 @@ Replay agent traffic against LLM serving systems and see what it costs them.
   relaybench run -m pacing=poisson pacing.requests_per_s=5,10,20
   relaybench run --help                   the settings and their choices
   relaybench report runs/...              draw the page again from run directories
+  relaybench figures                      run and draw every figure of the PDD report
   relaybench serve backend=pdd            the simulator behind an OpenAI-compatible port
   relaybench doctor http://HOST:PORT      can this machine, and that server, be measured?
   relaybench refit model=... system=...   the simulator's step times, from measured kernels
@@ -47,9 +49,10 @@ def _main(arguments: list[str]) -> int:
     )
     parser.add_argument("--version", action="version", version=f"relaybench {__version__}")
     commands = parser.add_subparsers(
-        dest="command", metavar="{run,report,serve,doctor,refit}", required=True
+        dest="command", metavar="{run,report,figures,serve,doctor,refit}", required=True
     )
     commands.add_parser("run", add_help=False)
+    commands.add_parser("figures", add_help=False)
     commands.add_parser("serve", add_help=False)
     commands.add_parser("doctor", add_help=False)
     commands.add_parser("refit", add_help=False)
@@ -60,6 +63,8 @@ def _main(arguments: list[str]) -> int:
     report.add_argument("--out", type=Path, required=True, help="a new folder for the page")
     if arguments[:1] == ["run"]:
         return _guarded(lambda: _run(arguments[1:]))
+    if arguments[:1] == ["figures"]:
+        return _guarded(lambda: _figures(arguments[1:]))
     if arguments[:1] == ["serve"]:
         return _guarded(lambda: _serve(arguments[1:]))
     if arguments[:1] == ["doctor"]:
@@ -100,6 +105,24 @@ def _run(overrides: list[str]) -> int:
         # One folder for all jobs: the default would look at the clock anew for each.
         overrides = [*overrides, f"out=runs/{datetime.now().astimezone():%Y%m%d-%H%M%S}"]
     return _composed("run", overrides, work)
+
+
+def _figures(overrides: list[str]) -> int:
+    """Every figure, from its sweeps to the booklet. The sweeps are commands like any other."""
+    composed: list[Any] = []
+
+    def keep(config: Any) -> int:
+        composed.append(config)
+        return EXIT_GOOD
+
+    if _sweeps(overrides):
+        raise ConfigError("figures are drawn once: leave out -m")
+    code = _composed("figures", overrides, keep)
+    if code != EXIT_GOOD or not composed:
+        return code
+    from harness.figures import draw
+
+    return _explained(lambda: draw(composed[0], _run, _say))
 
 
 def _serve(overrides: list[str]) -> int:
@@ -175,33 +198,45 @@ def _sweeps(overrides: list[str]) -> bool:
 
 
 def _composed(name: str, overrides: list[str], work: Callable[[Any], int]) -> int:
-    """Hand over to Hydra, which composes the configuration and calls `task` once a job."""
+    """Hand over to Hydra, which composes the configuration and calls `task` once a job.
+
+    Returns the highest exit code. A sweep's launcher may run its jobs in other processes, so what
+    became of them is told by a file.
+    """
     import hydra
     from hydra.errors import HydraException
     from omegaconf import DictConfig
     from omegaconf.errors import OmegaConfBaseException
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises, instead of printing and leaving with 1
-    codes: list[int] = []
-    composed: list[DictConfig] = []
+    command = ["relaybench", *overrides]
+    with tempfile.TemporaryDirectory() as folder:
+        ends = Path(folder) / "ends"
 
-    def task(config: DictConfig) -> None:
-        composed.append(config)
-        codes.append(_guarded(lambda: _explained(lambda: work(config))))
-        if codes[-1] == EXIT_INTERRUPTED:
-            raise KeyboardInterrupt  # the rest of a sweep is not wanted either
+        def tell(word: str) -> None:
+            with ends.open("a", encoding="utf-8") as file:
+                file.write(f"{word}\n")
 
-    sys.argv = ["relaybench", *overrides]
-    try:
-        hydra.main(version_base="1.3", config_path="pkg://conf", config_name=name)(task)()
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        if isinstance(error, ValueError) and composed:
-            raise  # a fault of ours, not of a setting that Hydra could not compose
-        print(f"relaybench: {error}", file=sys.stderr)
-        return EXIT_BAD_INPUT
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    return max(codes, default=EXIT_GOOD)
+        def task(config: DictConfig) -> None:
+            sys.argv = command  # which another process has not seen
+            tell("begun")
+            code = _guarded(lambda: _explained(lambda: work(config)))
+            tell(str(code))
+            if code == EXIT_INTERRUPTED:
+                raise KeyboardInterrupt  # the rest of a sweep is not wanted either
+
+        sys.argv = command
+        try:
+            hydra.main(version_base="1.3", config_path="pkg://conf", config_name=name)(task)()
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            if isinstance(error, ValueError) and ends.exists():
+                raise  # a fault of ours, not of a setting that Hydra could not compose
+            print(f"relaybench: {error}", file=sys.stderr)
+            return EXIT_BAD_INPUT
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
+        told = ends.read_text(encoding="utf-8").split() if ends.exists() else []
+        return max((int(each) for each in told if each != "begun"), default=EXIT_GOOD)
 
 
 def _out(config: Any, job: str) -> Path:

@@ -5,28 +5,23 @@ No script, nothing loaded from elsewhere, and no word of a trace or a server tha
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import pyarrow as pa
 import pyarrow.compute as pc
 
-from harness.errors import ResultError
 from harness.record import OK
 from harness.report import Figure, Report, write_numbers
 from harness.result import Run
 from reports.facts import facts, settings, simulated
 from reports.headline import Cell, latency_cells, lines
+from reports.html import template, write
 from reports.palette import colours, labels
-from reports.units import DASH, number, percent, seconds
 
 PAGE = "report.html"
 
-_TEMPLATE = Path(__file__).with_name("page.html.j2")
 _ERRORS_SHOWN = 5
 _STRATUM_COLUMNS = ("measured", "ok", "failed")
 
@@ -77,7 +72,7 @@ class Page:
         for section in sections:
             for figure in section.figures:
                 write_numbers(figure)
-        html = _template().render(
+        html = template("page").render(
             names=names,
             colours=colours(names),
             trace=runs[0].manifest["trace"],
@@ -94,41 +89,7 @@ class Page:
             facts=facts(runs),
             details=[settings(run.manifest["backend"]["details"]) for run in runs],
         )
-        path = out / PAGE
-        try:
-            path.write_bytes(html.encode("utf-8", errors="replace"))
-        except OSError as error:
-            raise ResultError(f"{path} cannot be written: {error.strerror}") from error
-        return path
-
-
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"seconds": seconds, "percent": percent, "data_uri": _data_uri}
-    environment.filters |= {"rows": _rows}
-    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
-
-
-def _data_uri(path: Path) -> str:
-    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode('ascii')}"
-
-
-def _rows(numbers: pa.Table) -> list[list[str]]:
-    """A figure's numbers as text: units stand in the column names."""
-    columns = [[_text(value) for value in column.to_pylist()] for column in numbers.columns]
-    return [list(row) for row in zip(*columns, strict=True)]
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return DASH
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return number(value)
-    return f"{value:,}" if isinstance(value, int) else str(value)
+        return write(html, out / PAGE)
 
 
 def _verdict(label: str, run: Run) -> Verdict:
