@@ -12,6 +12,8 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from harness import __version__
+from harness.metrics import SAMPLE_FLOOR
 from harness.record import OK
 from harness.report import Figure, Report, write_numbers
 from harness.result import Run
@@ -23,6 +25,7 @@ from reports.palette import colours, labels
 PAGE = "report.html"
 
 _ERRORS_SHOWN = 5
+_HIT_DRIFT = 0.05
 _STRATUM_COLUMNS = ("measured", "ok", "failed")
 
 
@@ -80,19 +83,44 @@ class Page:
             started=str(runs[0].manifest["started"])[:10],
             version=runs[0].manifest["relaybench"],
             simulated=[n for n, run in zip(names, runs, strict=True) if simulated(run)],
-            verdicts=[_verdict(name, run) for name, run in zip(names, runs, strict=True)],
+            verdicts=[_verdict(*each) for each in zip(names, runs, whole, strict=True)],
             answered=any(row["ok"] for row in whole),
             lines=lines(runs, whole),
             lags=[(row["send_lag_p50_s"], row["send_lag_p99_s"]) for row in whole],
             strata=[_strata(name, rows) for name, rows in zip(names, summaries, strict=True)],
             sections=sections,
             facts=facts(runs),
-            details=[settings(run.manifest["backend"]["details"]) for run in runs],
+            details=[
+                (name, settings(run.manifest["backend"]["details"]))
+                for name, run in zip(names, runs, strict=True)
+            ],
         )
         return write(html, out / PAGE)
 
 
-def _verdict(label: str, run: Run) -> Verdict:
+def _doubts(run: Run, row: Mapping[str, Any]) -> list[str]:
+    """What to beware of in a run, beyond what it says itself."""
+    doubts = []
+    if row["measured"] and not row["p99_supported"]:
+        doubts.append(
+            f"{row['measured']:,} requests were measured: a P99 needs {SAMPLE_FLOOR[0.99]} to mean "
+            "something"
+        )
+    ideal, served = row["ideal_hit_mean"], row["served_hit_mean"]
+    if ideal is not None and served is not None and ideal - served > _HIT_DRIFT:
+        doubts.append(
+            f"hits served are {100 * (ideal - served):.0f} points below those of an endless cache: "
+            "the cache is small, has lost them, or prompts did not meet it"
+        )
+    if simulated(run) and run.manifest["relaybench"] != __version__:
+        doubts.append(
+            f"simulated by relaybench {run.manifest['relaybench']}, and this is {__version__}: its "
+            "calibration may be out of date"
+        )
+    return doubts
+
+
+def _verdict(label: str, run: Run, row: Mapping[str, Any]) -> Verdict:
     validity = run.manifest["validity"]
     records = run.records(["status", "error_class", "error"])
     broken = records.filter(pc.not_equal(records.column("status"), OK))
@@ -109,7 +137,7 @@ def _verdict(label: str, run: Run) -> Verdict:
         bool(validity["valid"]),
         bool(run.manifest["partial"]),
         validity["reasons"],
-        run.manifest.get("warnings", ()),
+        [*run.manifest.get("warnings", ()), *_doubts(run, row)],
         most,
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_module
 
+from harness import __version__
 from harness.errors import ResultError
 from harness.plugins import build
 from harness.record import Record
@@ -230,3 +231,31 @@ def test_a_warning_and_the_client_stand_beside_a_valid_verdict(page: Page, tmp_p
     assert "<code>BadStream: cut</code>" in text
     assert "sent late by P50 0.200 ms, P99 45.2 ms; its loop late by P99 2.10 ms" in text
     assert "input: wanted 5,000, sent 5,000, served —" in text
+
+
+def test_what_to_beware_of_stands_on_top(page: Page, tmp_path: Path) -> None:
+    """Too few for a P99; hits lost; a simulation of another version."""
+    few = [record(turn, served_hit_tokens=800) for turn in range(5)]
+    old = make_run(tmp_path / "pdd", few, relaybench="0.0.1")
+    many = make_run(
+        tmp_path / "in_dc", [record(turn, served_hit_tokens=950) for turn in range(700)],
+        relaybench=__version__,
+    )  # fmt: skip
+    text = words(written(page, [old, many], tmp_path))
+    top = text[: text.index("What it came to")]
+    assert "5 requests were measured: a P99 needs 662 to mean something" in top
+    assert "hits served are 16 points below those of an endless cache" in top
+    assert "simulated by relaybench 0.0.1" in top
+    assert top.count("Warning:") == 3
+
+
+def test_each_systems_settings_stand_under_its_name(page: Page, tmp_path: Path) -> None:
+    """One without settings does not push the others' names on."""
+    unknown = {"name": "vllm", "topology": "unknown", "cards": {}, "details": {}}
+    runs = [
+        make_run(tmp_path / "vllm", answered(), backend=unknown),
+        make_run(tmp_path / "pdd", answered()),
+    ]
+    text = words(written(page, runs, tmp_path))
+    assert "What decides the behaviour of pdd" in text
+    assert "What decides the behaviour of vllm" not in text
