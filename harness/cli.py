@@ -31,6 +31,7 @@ Replay agent traffic against LLM serving systems and see what it costs them.
   relaybench run -m pacing=poisson pacing.requests_per_s=5,10,20
   relaybench run --help                   the settings and their choices
   relaybench report runs/...              draw the page again from run directories
+  relaybench goodput backend=pdd          the highest load at which it keeps its promise
   relaybench figures                      run and draw every figure of the PDD report
   relaybench serve backend=pdd            the simulator behind an OpenAI-compatible port
   relaybench doctor http://HOST:PORT      can this machine, and that server, be measured?
@@ -49,28 +50,17 @@ def _main(arguments: list[str]) -> int:
     )
     parser.add_argument("--version", action="version", version=f"relaybench {__version__}")
     commands = parser.add_subparsers(
-        dest="command", metavar="{run,report,figures,serve,doctor,refit}", required=True
+        dest="command", metavar="{run,report,goodput,figures,serve,doctor,refit}", required=True
     )
-    commands.add_parser("run", add_help=False)
-    commands.add_parser("figures", add_help=False)
-    commands.add_parser("serve", add_help=False)
-    commands.add_parser("doctor", add_help=False)
-    commands.add_parser("refit", add_help=False)
+    for name in _COMMANDS:
+        commands.add_parser(name, add_help=False)
     report = commands.add_parser("report", help="draw the page again from run directories")
     report.add_argument(
         "runs", nargs="+", help="run directories or folders of them, and settings: report=[bcr]"
     )
     report.add_argument("--out", type=Path, required=True, help="a new folder for the page")
-    if arguments[:1] == ["run"]:
-        return _guarded(lambda: _run(arguments[1:]))
-    if arguments[:1] == ["figures"]:
-        return _guarded(lambda: _figures(arguments[1:]))
-    if arguments[:1] == ["serve"]:
-        return _guarded(lambda: _serve(arguments[1:]))
-    if arguments[:1] == ["doctor"]:
-        return _guarded(lambda: _doctor(arguments[1:]))
-    if arguments[:1] == ["refit"]:
-        return _guarded(lambda: _refit(arguments[1:]))
+    if arguments and (work := _COMMANDS.get(arguments[0])):
+        return _guarded(lambda: work(arguments[1:]))
     chosen = parser.parse_args(arguments)
     return _guarded(lambda: _report(chosen.runs, chosen.out))
 
@@ -107,8 +97,33 @@ def _run(overrides: list[str]) -> int:
     return _composed("run", overrides, work)
 
 
+def _goodput(overrides: list[str]) -> int:
+    """Runs, each a command like any other, until the limit is known well enough."""
+    code, config = _kept("goodput", overrides)
+    if config is None:
+        return code
+    from harness.search import find
+
+    # What a run must be told of this command's own defaults; a person's words come later and win.
+    asked = ["pacing=poisson", "backend=[pdd]", *overrides]
+    own = ("search.", "out=")
+    return _explained(
+        lambda: find(config, [each for each in asked if not each.startswith(own)], _run, _say)
+    )
+
+
 def _figures(overrides: list[str]) -> int:
     """Every figure, from its sweeps to the booklet. The sweeps are commands like any other."""
+    code, config = _kept("figures", overrides)
+    if config is None:
+        return code
+    from harness.figures import draw
+
+    return _explained(lambda: draw(config, _run, _say))
+
+
+def _kept(name: str, overrides: list[str]) -> tuple[int, Any]:
+    """The configuration of a command that calls others; None, and the exit code, without one."""
     composed: list[Any] = []
 
     def keep(config: Any) -> int:
@@ -116,13 +131,9 @@ def _figures(overrides: list[str]) -> int:
         return EXIT_GOOD
 
     if _sweeps(overrides):
-        raise ConfigError("figures are drawn once: leave out -m")
-    code = _composed("figures", overrides, keep)
-    if code != EXIT_GOOD or not composed:
-        return code
-    from harness.figures import draw
-
-    return _explained(lambda: draw(composed[0], _run, _say))
+        raise ConfigError(f"{name} runs sweeps of its own: leave out -m")
+    code = _composed(name, overrides, keep)
+    return code, composed[0] if composed else None
 
 
 def _serve(overrides: list[str]) -> int:
@@ -277,3 +288,14 @@ def _report(arguments: list[str], out: Path) -> int:
 
 def _say(line: str) -> None:
     print(line, flush=True)
+
+
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "run": _run,
+    "goodput": _goodput,
+    "figures": _figures,
+    "serve": _serve,
+    "doctor": _doctor,
+    "refit": _refit,
+}
+"""Those whose arguments are Hydra's."""
