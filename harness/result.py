@@ -248,7 +248,8 @@ class Run:
         missing = [key for key in _NEEDED if not isinstance(manifest, dict) or key not in manifest]
         if missing:
             raise ResultError(
-                f"{path / MANIFEST} lacks {', '.join(missing)}: it is not one that relaybench wrote"
+                f"{path / MANIFEST} lacks {', '.join(missing)}: another version wrote it, or "
+                "something else. Replay it with this one"
             )
         return cls(path, manifest)
 

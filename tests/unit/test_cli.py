@@ -217,4 +217,4 @@ def test_a_manifest_of_something_else_is_refused(tmp_path: Path, text: str) -> N
     (tmp_path / "run" / "run.json").write_text(text)
     done = relaybench("report", "run", "--out", "page", cwd=tmp_path)
     assert done.returncode == 2
-    assert "is not one that relaybench wrote" in done.stderr
+    assert "another version wrote it, or something else" in done.stderr
