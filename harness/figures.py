@@ -61,7 +61,7 @@ def draw(config: DictConfig, sweep: Callable[[list[str]], int], say: Callable[[s
         began_s = time.monotonic()
         launcher = ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={config.processes}"]
         arguments = ["-m", *launcher, f"out={out / 'runs' / name}", "report=[]"]
-        codes[name] = sweep([*arguments, *config.sweeps[name]])
+        codes[name] = sweep([*arguments, *_settings(config.sweeps[name])])
         say(f"{name}: {time.monotonic() - began_s:.0f} s")
         if codes[name] == EXIT_INTERRUPTED:
             return EXIT_INTERRUPTED
@@ -95,6 +95,11 @@ def _chosen(config: DictConfig) -> Mapping[str, DictConfig]:
             if each not in config.sweeps:
                 raise ConfigError(f"figures.{name}.sweeps names {each!r}: it is not in sweeps")
     return {name: config.figures[name] for name in names}
+
+
+def _settings(sweep: Iterable[str | Iterable[str]]) -> list[str]:
+    """Those of a sweep; a list among them is one that it shares with others."""
+    return [str(each) for some in sweep for each in ([some] if isinstance(some, str) else some)]
 
 
 def _runs(folder: Path) -> list[Run]:

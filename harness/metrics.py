@@ -9,6 +9,7 @@ over percentiles.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from harness.errors import ConfigError
 from harness.record import CANCELLED, FAILED, OK, UNSENT
 from harness.settings import number
 
@@ -74,6 +76,7 @@ SUMMARY = pa.schema(
 
 COLUMNS = [
     "session",
+    "turn_index",
     "agent",
     "input_tokens",
     "output_tokens",
@@ -93,14 +96,25 @@ COLUMNS = [
 
 @dataclass(frozen=True)
 class Window:
-    """What is left out at both ends: turns scheduled in the first and the last seconds."""
+    """What is left out at both ends: turns scheduled in the first and the last seconds.
+
+    `steady`, two shares: what is left is between the times at which these shares of the sessions
+    had started. Sessions ramp up and drain away for as long as one takes; between 0.3 and 0.9, say,
+    of many sessions the load is what was asked for.
+    """
 
     warmup_s: float = 0.0
     cooldown_s: float = 0.0
+    steady: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         for name in ("warmup_s", "cooldown_s"):
             number(f"window.{name}", getattr(self, name), least=0)
+        if self.steady is not None:
+            if not isinstance(self.steady, list | tuple) or len(self.steady) != 2:  # noqa: PLR2004
+                raise ConfigError(f"window.steady is {self.steady!r}: give two shares, [0.3, 0.9]")
+            number("window.steady[0]", self.steady[0], least=0, most=1)
+            number("window.steady[1]", self.steady[1], above=self.steady[0], most=1)
 
     def bounds(self, records: pa.Table) -> tuple[float, float]:
         """(first, last) scheduled time that is measured, s. NaN where nothing was sent.
@@ -109,6 +123,10 @@ class Window:
         """
         sent = ~np.isnan(column(records, "sent_s"))
         known = column(records, "scheduled_s")[sent]
+        if self.steady is not None:
+            known = known[(column(records, "turn_index") == 0)[sent]]
+            quantiles = [nearest_rank(known, max(q, 1e-12)) for q in self.steady if len(known)]
+            known = np.array(quantiles)
         if not len(known):
             return math.nan, math.nan
         return float(known.min()) + self.warmup_s, float(known.max()) - self.cooldown_s
@@ -238,8 +256,9 @@ def breakdown(records: pa.Table) -> dict[str, NDArray[np.float64]]:
 
     NaN where a part does not apply, or the server does not say.
     queue, prefill, transfer, decode_wait and first_step follow each other, and for a request that
-    is not relayed sum up to TTFT from the send. A relayed one has its first token while its
-    transfer goes on. handoff: from the first of the relay's tokens sent to the first that the main
+    is not relayed sum up to TTFT from the send; but where the KV cache crosses while it is computed
+    (`overlap`), transfer begins in prefill. A relayed one has its first token while its transfer
+    goes on. handoff: from the first of the relay's tokens sent to the first that the main
     decode emits; the relay may go on meanwhile. stall: the longest gap. decode: first token to
     last.
     """

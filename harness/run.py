@@ -111,7 +111,7 @@ def jobs(config: DictConfig, trace: Trace, out: Path, cautions: Sequence[str] = 
         host.check(where, virtual=issubclass(cast("type", loop.func), VirtualTimeLoop))
         scrape_s = config.backend[name].get("scrape_s")
         if scrape_s is not None:
-            number(f"{where}.scrape_s", scrape_s, above=0, most=1e9)
+            number(f"{where}.scrape_s", scrape_s, least=1e-3, most=1e9)
         built.append(
             Job(
                 name=str(name),

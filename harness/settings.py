@@ -17,10 +17,11 @@ def number(
         raise ConfigError(f"{name} is {value!r}: give a number, {_range(least, most, above)}")
 
 
-def whole(name: str, value: Any, *, least: int) -> None:
-    """Raise `ConfigError` unless `value` is a whole number, at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name} is {value!r}: give a whole number, {least} or more")
+def whole(name: str, value: Any, *, least: int, most: float = inf) -> None:
+    """Raise `ConfigError` unless `value` is a whole number from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        end = " or more" if most == inf else f" to {most}"
+        raise ConfigError(f"{name} is {value!r}: give a whole number, {least}{end}")
 
 
 def _range(least: float, most: float, above: float) -> str:

@@ -79,10 +79,17 @@ def _changes(manifest: Mapping[str, Any]) -> str:
 
 def _window(manifest: Mapping[str, Any]) -> str:
     window = manifest["window"]
+    steady = window["steady"]
+    between = (
+        f"between the starts of {percent(steady[0])} and {percent(steady[1])} of the sessions"
+        if steady
+        else ""
+    )
     if not window["warmup_s"] and not window["cooldown_s"]:
-        return "the whole run"
+        return between or "the whole run"
     first, last = seconds(window["warmup_s"]), seconds(window["cooldown_s"])
-    return f"without turns scheduled in the first {first} and the last {last}"
+    without = f"without turns scheduled in the first {first} and the last {last}"
+    return f"{between}, {without}" if between else without
 
 
 def _prices(manifest: Mapping[str, Any]) -> str:

@@ -46,6 +46,7 @@ _MARKS_BELOW = 0.36
 """How far beneath its dots a line has its percentiles."""
 
 _COLUMNS = [
+    "turn_index",
     "scheduled_s",
     "sent_s",
     "prefill_start_s",

@@ -47,6 +47,7 @@ _LOWEST = 0.25
 _GREY = "#B9C4CF"
 
 _COLUMNS = [
+    "turn_index",
     "scheduled_s",
     "sent_s",
     "served_input_tokens",

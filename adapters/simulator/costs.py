@@ -88,7 +88,9 @@ class Fitted:
         self._d0, self._d1, self._d2, self._d3, self._alone = (
             value / decode_speed for value in (d0, d1, d2, d3, alone)
         )
-        self._extend_a, self._extend_b = a / decode_speed, b / decode_speed
+        self._extend_t0, self._extend_a, self._extend_b = (
+            value / decode_speed for value in (t0, a, b)
+        )
         self._peak = (d3 / (2 * d1)) ** 2 if d1 < 0 < d3 else inf
         """The batch from which the fit would fall."""
 
@@ -120,12 +122,14 @@ class Fitted:
         """As `Chip` says: the linear layers take as many rows more, and attention is added.
 
         More rows cost what they make the step read (as so many sequences more would) or what
-        they make it compute (as in prefill), whichever is more.
+        they make it compute (as in prefill), whichever is more; but no more than a prefill step
+        of their own, as decode is not measured in batches of thousands.
         """
         more = tokens - 1
         read_s = self._batch_s(batch + more) - self._batch_s(batch)
         pairs = tokens * (context + 0.5 * tokens) - (context + 0.5)
-        return max(read_s, self._extend_a * more) + self._extend_b * pairs
+        rows_s = max(read_s, self._extend_a * more)
+        return min(rows_s, self._extend_t0 + self._extend_a * tokens) + self._extend_b * pairs
 
     def _batch_s(self, batch: float) -> float:
         """The part of a decode step that depends on the batch alone."""
@@ -282,6 +286,12 @@ class Roofline:
         """To reduce one token's activations."""
 
     @property
+    def room_bytes(self) -> float:
+        """What an instance's memory has beside the weights; below 0, they do not fit."""
+        weights = self.model.parameters * self.model.bytes_per_parameter
+        return self.cards * self.memory_gb * 1e9 - weights
+
+    @property
     def numbers(self) -> dict[str, object]:
         """The chip's numbers and the model's."""
         shown = {key: value for key, value in vars(self).items() if not key.startswith("_")}
@@ -336,8 +346,8 @@ class KvBytes:
     fixed: float = 0.0
 
     def __post_init__(self) -> None:
-        number("model.kv.per_token", self.per_token, above=0)
-        number("model.kv.fixed", self.fixed, least=0)
+        number("model.kv.per_token", self.per_token, least=1e-3, most=1e12)
+        number("model.kv.fixed", self.fixed, least=0, most=1e15)
 
     def of(self, tokens: int) -> float:
         """Bytes to move the cache of so many tokens."""

@@ -180,7 +180,7 @@ class DecodePool:
         require(isinstance(kv, KvBytes), "decode.kv", kv, "a model's KV bytes")
         number("decode.cards", cards, above=0, most=1e9)
         number("decode.kv_bytes", kv_bytes, above=0, most=1e18)
-        whole("decode.block_tokens", block_tokens, least=1)
+        whole("decode.block_tokens", block_tokens, least=1, most=1_000_000)
         require(when_full in _MEMORIES, "decode.when_full", when_full, " or ".join(_MEMORIES))
         self.cards = cards
         self.kv_bytes = kv_bytes

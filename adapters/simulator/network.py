@@ -202,9 +202,19 @@ class Link:
         Jitter is taken at its mean, losses are not foreseen; in an outage it is infinite.
         """
         wait_s, ahead = self._opening(size_bytes)
-        share = self._share()
-        moves_s = (size_bytes - ahead) / share if share else inf
-        return wait_s + moves_s + self._half_s + self.jitter_s
+        return wait_s + self._last_s(size_bytes - ahead, self._sending + 1)
+
+    def estimate_rest_s(self, stream: Stream, size_bytes: float) -> float:
+        """How long a stream takes from now on to send so many bytes, those added included."""
+        if not stream.begun:
+            return self.estimate_s(size_bytes)
+        sends = stream.stage in (_OPENING, _SHARING)
+        return self._last_s(size_bytes, self._sending + (not sends))
+
+    def _last_s(self, size_bytes: float, sending: int) -> float:
+        """Until the last byte is there, of a flow that is one of so many."""
+        share = self._share(sending)
+        return (size_bytes / share if share else inf) + self._half_s + self.jitter_s
 
     # ---- flows come and go
 
@@ -265,17 +275,17 @@ class Link:
             return self.setup_s, 0.0
         # After r rounds (2^r - 1) IW are sent and the window is 2^r IW.
         windows = min(
-            self._share() * self.rtt_s / _INITIAL_WINDOW_BYTES,
+            self._share(self._sending + 1) * self.rtt_s / _INITIAL_WINDOW_BYTES,
             (size_bytes / _INITIAL_WINDOW_BYTES + 1) / 2,
         )
         rounds = ceil(log2(windows)) if windows > 1 else 0
         return self.setup_s + rounds * self.rtt_s, (2**rounds - 1) * _INITIAL_WINDOW_BYTES
 
-    def _share(self) -> float:
-        """The bytes/s that one more flow would have."""
+    def _share(self, sending: int) -> float:
+        """The bytes/s of one of so many flows."""
         if self._engine.now_s >= self._until_s:
             self._turn_bandwidth()
-        return min(self._cap, self._bandwidth / (self._sending + 1))
+        return min(self._cap, self._bandwidth / sending)
 
     def _deliver(self, flow: Flow) -> None:
         """The last byte is on the road."""

@@ -138,7 +138,7 @@ class PrefillCluster:
     ) -> None:
         require(isinstance(chip, Chip), "prefill.chip", chip, "a chip")
         require(isinstance(kv, KvBytes), "prefill.kv", kv, "a model's KV bytes")
-        whole("prefill.cards", cards, least=chip.cards)
+        whole("prefill.cards", cards, least=chip.cards, most=1_000_000)
         require(cards % chip.cards == 0, "prefill.cards", cards, f"a multiple of {chip.cards}")
         whole("prefill.chunk_tokens", chunk_tokens, least=1)
         number("prefill.cache_bytes", cache_bytes, least=0)

@@ -13,18 +13,19 @@ extended steps and goes on. Requests whose transfer is short go straight to the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from math import isinf
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adapters.simulator.costs import require
-from adapters.simulator.decode import Sequence
+from adapters.simulator.decode import DecodePool, Sequence
 from adapters.simulator.disaggregated import Disaggregated
 from adapters.simulator.handoff import Handoff
 from adapters.simulator.network import Link, Stream
-from adapters.simulator.prefill import PrefillCluster
+from adapters.simulator.prefill import PrefillCluster, Prompt
 from adapters.simulator.routing import Policy
 from adapters.simulator.simulator import Job
 from adapters.simulator.singular import SingularFilter
@@ -60,6 +61,7 @@ class Pdd(Disaggregated):
     ) -> None:
         super().__init__(topology, prefill, link, decode, prefill_routing, decode_routing, overlap)
         require(isinstance(relay, DecodeSite), "relay", relay, "a DecodeSite")
+        require("RLD" not in self.decode, "decode", list(self.decode), "names other than RLD")
         require(isinstance(relay_link, Link), "relay_link", relay_link, "a Link")
         require(isinstance(handoff, Handoff), "handoff", handoff, "a Handoff")
         require(
@@ -89,6 +91,10 @@ class Pdd(Disaggregated):
 
     # ---- which way
 
+    def progress_of(self, job: Job) -> Callable[[Prompt, int], None] | None:
+        """As ever; but the negative control sends nothing ahead."""
+        return None if self.finish_locally else super().progress_of(job)
+
     def prefilled(self, job: Job) -> None:
         """Send to the main decode and, where that will take long, to the relay too."""
         site = self.choose_decode(job)
@@ -104,7 +110,7 @@ class Pdd(Disaggregated):
         self._relayed += 1
         if self._stays(job, transfer_s):
             job.served.route = f"{job.cluster}-RLD"
-            self.cut_flow(job)
+            self._stop_sending(job)
         else:
             job.served.route = f"{job.cluster}-RLD-{site}"
             self.send(job)
@@ -112,10 +118,10 @@ class Pdd(Disaggregated):
 
     def _transfer_s(self, job: Job) -> float:
         """How long its KV cache will be on the WAN from now on, at the flows of the moment."""
-        left_bytes = self.missing_bytes(job)
+        size_bytes = self.missing_bytes(job)
         if isinstance(job.flow, Stream):
-            left_bytes -= job.flow.sent_bytes
-        return self.link.estimate_s(left_bytes)
+            return self.link.estimate_rest_s(job.flow, size_bytes - job.flow.sent_bytes)
+        return self.link.estimate_s(size_bytes)
 
     def _room(self, job: Job) -> bool:
         """Take a place for its prompt, if the relay has one or whoever comes may wait for it."""
@@ -128,12 +134,19 @@ class Pdd(Disaggregated):
         if self.singular is None:
             return False
         token_s = self.relay.pool.step_s
-        if not self.singular.is_singular(job.request, token_s, transfer_s):
-            return False
+        if isinf(transfer_s) or not self.singular.is_singular(job.request, token_s, transfer_s):
+            return False  # in an outage nobody knows how long the transfer would take
         self._singular += 1
         later_s = self.engine.now_s + self.singular.patience * transfer_s
         self.engine.at(later_s, self._send_late, job)
         return True
+
+    def _stop_sending(self, job: Job) -> None:
+        """What of its KV cache has been sent ahead is lost, and stands in its record."""
+        if isinstance(job.flow, Stream):
+            job.lost_bytes = job.flow.sent_bytes
+            job.served.transfer_bytes = job.lost_bytes
+        self.cut_flow(job)
 
     def _send_late(self, job: Job) -> None:
         """It was taken for singular, and its answer is still not whole."""
@@ -142,6 +155,8 @@ class Pdd(Disaggregated):
         self._sent_late += 1
         job.served.route = f"{job.cluster}-RLD-{job.site}"
         self.send(job)
+        assert job.served.transfer_bytes is not None  # noqa: S101 - `send` has set it
+        job.served.transfer_bytes += job.lost_bytes
 
     # ---- the relay
 
@@ -328,6 +343,6 @@ class Pdd(Disaggregated):
             "handoff_switches_total": self.handoff.switches,
         }
 
-    def cards(self) -> dict[str, float]:
-        """Cards a role."""
-        return super().cards() | {"RLD": self.relay.pool.cards}
+    def pools(self) -> dict[str, DecodePool]:
+        """Every pool by its role."""
+        return super().pools() | {"RLD": self.relay.pool}

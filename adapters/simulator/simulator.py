@@ -7,6 +7,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
+from math import inf
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.simulator.costs import require
-from adapters.simulator.decode import Sequence
+from adapters.simulator.decode import DecodePool, Sequence
 from adapters.simulator.engine import Engine
 from adapters.simulator.network import Flow, Stream
 from adapters.simulator.prefill import PrefillCluster, Prompt
@@ -38,6 +39,7 @@ class Job:
         "emitted_s",
         "flow",
         "handed_over",
+        "lost_bytes",
         "prompt",
         "relay",
         "relay_flow",
@@ -72,6 +74,8 @@ class Job:
         """To there."""
         self.sequence: Sequence | None = None
         """There."""
+        self.lost_bytes = 0.0
+        """Sent there ahead, and cut off."""
         self.relay_flow: Flow | None = None
         self.relay: Sequence | None = None
         self.catching_up: Sequence | None = None
@@ -106,6 +110,10 @@ class Simulator(ABC):
     ) -> None:
         _clusters("prefill", prefill, PrefillCluster, prefill_routing)
         _clusters("decode", decode, DecodeSite, decode_routing)
+        named = isinstance(topology, str)
+        require(named, "topology", topology, "a word")
+        both = sorted(set(prefill) & set(decode))
+        require(not both, "decode", both, "names that no prefill cluster has")
         self.topology = topology
         self.prefill = dict(prefill)
         self.decode = dict(decode)
@@ -268,12 +276,37 @@ class Simulator(ABC):
             topology=self.topology,
             cards=self.cards(),
             details=settings(self),
+            warnings=self.crowded(),
         )
+
+    def crowded(self) -> list[str]:
+        """Where memory, of chips that say how much they have, is less than what is to be in it."""
+        said = []
+        for name, cluster in self.prefill.items():
+            if (room := getattr(cluster.chip, "room_bytes", 0.0)) < 0:
+                said.append(
+                    f"{name}: the model's weights are {-room / 1e9:,.0f} GB more than an instance "
+                    f"of {cluster.chip.cards} cards has memory"
+                )
+        for name, pool in self.pools().items():
+            room = getattr(pool.chip, "room_bytes", inf)
+            wanted = pool.kv_bytes * pool.chip.cards / pool.cards
+            if wanted > room:
+                said.append(
+                    f"{name}: {wanted / 1e9:,.0f} GB of KV caches beside the model's weights are "
+                    f"{(wanted - room) / 1e9:,.0f} GB more than an instance of {pool.chip.cards} "
+                    "cards has memory"
+                )
+        return said
+
+    def pools(self) -> dict[str, DecodePool]:
+        """Every pool by its role."""
+        return {name: site.pool for name, site in self.decode.items()}
 
     def cards(self) -> dict[str, float]:
         """Cards a role."""
         return {name: each.cards for name, each in self.prefill.items()} | {
-            name: site.pool.cards for name, site in self.decode.items()
+            name: pool.cards for name, pool in self.pools().items()
         }
 
     def finish(self, job: Job, times_s: NDArray[np.float64]) -> None:
@@ -306,6 +339,10 @@ def _clusters(name: str, clusters: Mapping[str, Any], kind: type, routing: Polic
     require(bool(clusters), name, clusters, "one cluster or more by name")
     for key, cluster in clusters.items():
         require(isinstance(cluster, kind), f"{name}.{key}", cluster, f"a {kind.__name__}")
+    require(
+        routing is None or hasattr(routing, "choose"),
+        f"{name}_routing", routing, "null, or {_target_: adapters.simulator.LeastLoad} or another",
+    )  # fmt: skip
     if len(clusters) > 1:
         require(routing is not None, f"{name}_routing", routing, "a policy to choose among many")
 

@@ -26,7 +26,7 @@ def manifest(name: str, turns: int, **values: Any) -> dict[str, Any]:
         },
         "clock": "virtual",
         "trace": trace(turns=turns),
-        "window": {"warmup_s": 0.0, "cooldown_s": 0.0},
+        "window": {"warmup_s": 0.0, "cooldown_s": 0.0, "steady": None},
         "slo": {"ttft_s": 30.0, "tpot_s": None, "e2e_s": None, "share": 0.99},
         "prices": prices(),
         "counts": None,

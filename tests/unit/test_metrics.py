@@ -222,3 +222,24 @@ def test_a_promise_in_words() -> None:
 def test_an_impossible_promise_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Slo(**settings)
+
+
+def test_a_steady_window_lies_between_the_starts_of_sessions() -> None:
+    """Ten sessions start a second apart and each goes on for 100 s: those late turns are out."""
+    rows = [
+        record(2 * n + k, session=n, turn_index=k, scheduled_s=at_s, sent_s=at_s)
+        for n in range(10)
+        for k, at_s in enumerate((float(n), n + 100.0))
+    ]
+    records = table(*rows)
+    window = Window(steady=[0.3, 0.9])
+    assert window.bounds(records) == (2.0, 8.0)
+    assert metrics.measured(records, window).sum() == 7
+    assert Window(warmup_s=1.0, cooldown_s=2.0, steady=[0, 1]).bounds(records) == (1.0, 7.0)
+    assert math.isnan(window.bounds(table(record(0, sent_s=None)))[0])
+
+
+@pytest.mark.parametrize("steady", [[0.9, 0.3], [0.5], "most", [0, 2]])
+def test_an_impossible_window_is_refused(steady: Any) -> None:
+    with pytest.raises(ConfigError, match=r"window\.steady"):
+        Window(steady=steady)

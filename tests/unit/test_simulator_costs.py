@@ -14,6 +14,7 @@ from hydra import compose, initialize_config_module
 from adapters.simulator.costs import Architecture, Chip, Fitted, KvBytes, Roofline
 from harness.errors import ConfigError
 from harness.plugins import build
+from tests.simulated import backend
 
 PROJECT = Path(__file__).parents[2]
 MODELS = sorted(path.stem for path in (PROJECT / "conf/model").glob("*.yaml"))
@@ -396,3 +397,35 @@ def test_an_impossible_chip_or_model_is_refused(override: str, words: str) -> No
 def test_a_cache_of_no_bytes_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model.kv.per_token is 0"):
         KvBytes(0)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("tokens", [4096, 16_384, 100_000])
+def test_no_step_takes_tokens_in_for_more_than_their_prefill(name: str, tokens: int) -> None:
+    """Recomputed after a preemption: thousands of tokens, far from what decode is measured at."""
+    fitted = Fitted(name)
+    assert fitted.extend_s(8, tokens, 0) <= fitted.prefill_s([(tokens, 0)])
+    assert fitted.extend_s(8, tokens, 0) > 0.5 * fitted.prefill_s([(tokens, 0)])
+
+
+def test_a_model_that_does_not_fit_is_said_to() -> None:
+    """880 GB of weights on 8 cards of 48 GB, and 300 GB of caches beside them."""
+    said = backend("pdd", "chip@chip_a=l40s", "chip@chip_b=h200").describe().warnings
+    assert any("P: the model's weights are" in each for each in said)
+    assert any(each.startswith("RLD: ") for each in said)
+    assert any(each.startswith("MD: ") and "KV caches" in each for each in said)
+    assert not backend("pdd").describe().warnings
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model.kv.fixed=inf", r"model\.kv\.fixed is inf"),
+        ("model.kv.per_token=1e-320", r"model\.kv\.per_token is 1e-320"),
+        ("backend.pdd.relay.pool.block_tokens=20000000000", r"decode\.block_tokens is 2"),
+        ("backend.pdd.prefill.P.cards=80000000000", r"prefill\.cards is 8"),
+    ],
+)
+def test_what_no_machine_can_hold_is_refused(override: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        backend("pdd", override)

@@ -8,15 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adapters.simulator import Handoff, Link, OracleOutputs, RecentOutputs, SingularFilter
+from adapters.simulator import (
+    Handoff,
+    Link,
+    OracleOutputs,
+    Pdd,
+    PrefillCluster,
+    RecentOutputs,
+    SingularFilter,
+)
 from harness import metrics
 from harness.backend import Answer, Request, Served
 from harness.clock import VirtualTimeLoop
 from harness.errors import BackendError, ConfigError
 from harness.record import Record
 from harness.run import load_trace
-from tests.by_hand import KV, STEP_S, answer, ask, cluster, one, pdd, virtually
-from tests.simulated import backend, configured, drive
+from tests.by_hand import KV, STEP_S, answer, ask, cluster, one, pdd, pool, site, virtually
+from tests.simulated import backend, chip, configured, drive
 
 
 def test_a_relayed_answer_by_hand() -> None:
@@ -420,3 +428,84 @@ def test_finishing_at_the_relay_collapses_and_handing_over_does_not() -> None:
     assert stable == pytest.approx(hits(local=False, name="served_hit_tokens"), rel=0.03)
     assert hits(local=True, name="decode_hit_tokens") < 0.1 * stable
     assert ttft_s(local=True) > 10 * ttft_s(local=False)
+
+
+# ---- what was found to be wrong
+
+
+def test_an_outage_makes_nobody_singular() -> None:
+    """How long the transfer would take is not known, so it is sent, and waits."""
+    wan = Link([[0, 16e6], [5, 0], [20, 16e6]])
+    system = pdd(link=wan, singular=SingularFilter(RecentOutputs()))
+    got: list[Served] = []
+
+    async def main() -> None:
+        async with system:
+            got.append((await answer(system, ask(0, outputs=2)))[1])
+            await asyncio.sleep(10 - asyncio.get_running_loop().time())
+            got.append((await answer(system, ask(1, outputs=400)))[1])
+            await asyncio.sleep(30)
+            assert not system.engine._events, "nothing is left for ever"
+
+    virtually(main)
+    assert got[1].route == "P-RLD-MD"
+    assert got[1].transfer_end_s == pytest.approx(21.0, abs=1e-3)
+    assert got[1].handoff_s is not None
+
+
+def chunked(**changes: Any) -> Pdd:
+    """Prefill in ten steps of 0.1 s, each of which sends its 0.1 MB ahead."""
+    small = PrefillCluster(8, 100, 1e12, chip((0.0, 1e-3, 0.0)), KV)
+    return pdd(prefill={"P": small}, overlap=True, **changes)
+
+
+def test_a_stream_is_no_rival_of_its_own() -> None:
+    """Alone on 0.2 MB/s, 0.18 MB of 2 MB are there at 1 s: the rest takes 9.1 s."""
+    served = one(chunked(link=Link(1.6e6), threshold_s=9.2), ask())[1]
+    assert served.route == "P-MD"
+    assert served.transfer_end_s == pytest.approx(0.1 + 10.0)
+    assert one(chunked(link=Link(1.6e6), threshold_s=9.0), ask())[1].route == "P-RLD-MD"
+
+
+def test_nothing_is_sent_ahead_of_what_is_finished_at_the_relay() -> None:
+    system = chunked(finish_locally=True)
+    served = one(system, ask())[1]
+    assert (served.route, served.transfer_start_s, served.transfer_bytes) == ("P-RLD", None, None)
+    assert system.link.started_bytes == 0
+
+
+def test_what_was_sent_ahead_in_vain_is_in_the_record() -> None:
+    """Taken for singular, 0.8 MB had crossed; sent late, it is 2 MB more."""
+    system = chunked(singular=SingularFilter(RecentOutputs(), share=10.0))
+    got: list[Served] = []
+
+    async def main() -> None:
+        async with system:
+            got.append((await answer(system, ask(0, outputs=2)))[1])
+            await asyncio.sleep(10 - asyncio.get_running_loop().time())
+            got.append((await answer(system, ask(1, outputs=80)))[1])
+
+    virtually(main)
+    assert got[1].route == "P-RLD-MD"
+    assert system.link.started_bytes == pytest.approx(
+        system.link.sent_bytes + system.link.cancelled_bytes
+    )
+    assert got[1].transfer_bytes is not None
+    assert got[1].transfer_bytes > 2e6
+    sent = sum(each.transfer_bytes or 0 for each in got)
+    assert sent == pytest.approx(system.link.sent_bytes + system.link.cancelled_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"decode": {"RLD": site(pool())}}, "names other than RLD"),
+        ({"decode": {"P": site(pool())}}, "names that no prefill cluster has"),
+        ({"prefill_routing": "LeastLoad"}, "prefill_routing is LeastLoad"),
+        ({"decode_routing": "Sticky"}, "decode_routing is Sticky"),
+        ({"topology": None}, "topology is None"),
+    ],
+)
+def test_an_impossible_pdd_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        pdd(**changes)
