@@ -59,6 +59,34 @@ def test_hits_are_served_as_wanted_and_both_roles_took_every_request(
     assert (series[series["name"] == "up"]["value"] == 1).all()
 
 
+def test_every_report_takes_a_real_servers_runs(servers: stack.Servers, tmp_path: Path) -> None:
+    """As those of a simulator: what can be known is drawn, and of the rest it is said."""
+    for at, speed in enumerate(("200", "400")):
+        done = subprocess.run(
+            command(
+                tmp_path / str(at), "--sessions", "3", "--speed", speed,
+                "backend.dynamo.cards={P: 1, D: 1}",
+            ),
+            env=os.environ | servers.environment(),
+            capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+    known = sorted(path.stem for path in (HERE.parents[1] / "conf" / "report").glob("*.yaml"))
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "harness", "report", "0", "1", f"report=[{','.join(known)}]",
+            "--out", "page",
+        ],
+        cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    page = tmp_path / "page"
+    drawn = {path.stem for path in page.glob("*.png")}
+    assert {"workload", "ttft", "hitrate", "bcr", "compare"} <= drawn
+    assert not {"transfer", "timeline", "handoff", "stability", "bathtub"} & drawn
+    assert (page / "report.html").read_text().count("Nothing to draw") == 5
+
+
 def test_a_decode_worker_killed_under_load_shows_in_the_run(
     servers: stack.Servers, tmp_path: Path
 ) -> None:
@@ -86,31 +114,3 @@ def test_a_decode_worker_killed_under_load_shows_in_the_run(
     assert (ended["status"] == "failed").any(), said
     failed = ended[ended["status"] == "failed"]["error_class"]
     assert set(failed) <= {"BadStream", "BadStatus", "RequestTimeout", "ConnectFailed"}
-
-
-def test_every_report_takes_a_real_servers_runs(servers: stack.Servers, tmp_path: Path) -> None:
-    """As those of a simulator: what can be known is drawn, and of the rest it is said."""
-    for at, speed in enumerate(("200", "400")):
-        done = subprocess.run(
-            command(
-                tmp_path / str(at), "--sessions", "3", "--speed", speed,
-                "backend.dynamo.cards={P: 1, D: 1}",
-            ),
-            env=os.environ | servers.environment(),
-            capture_output=True, text=True, timeout=240, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-    known = sorted(path.stem for path in (HERE.parents[1] / "conf" / "report").glob("*.yaml"))
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "harness", "report", "0", "1", f"report=[{','.join(known)}]",
-            "--out", "page",
-        ],
-        cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    page = tmp_path / "page"
-    drawn = {path.stem for path in page.glob("*.png")}
-    assert {"workload", "ttft", "hitrate", "bcr", "compare"} <= drawn
-    assert not {"transfer", "timeline", "handoff", "stability", "bathtub"} & drawn
-    assert (page / "report.html").read_text().count("Nothing to draw") == 5
