@@ -285,12 +285,17 @@ def breakdown(records: pa.Table) -> dict[str, NDArray[np.float64]]:
 def summarise(records: pa.Table, window: Window, backend: str, slo: Slo | None = None) -> pa.Table:
     """One row for all records, one for each bin of the ideal hit rate, one for each agent type.
 
-    Rates are over the window, by the tokens served to requests that were scheduled in it. Goodput
-    is what of them met the SLO (without one, was answered): requests, and sessions of which every
-    request in the window did.
+    Throughput is by what was answered well to the requests scheduled in the window, from its first
+    scheduled time to the last token of its answers (or its end, if later), so that a backlog
+    drained after the schedule's end is not free. In a steady window it is by what *ended* in it,
+    over its length: one long answer to a request of the window does not stretch it.
+
+    Goodput is what of the requests scheduled in the window met the SLO (without one, was answered),
+    over the same time: requests, and sessions of which every request in the window did.
     """
     inside = measured(records, window)
     bounds = window.bounds(records)
+    ended = None if window.steady is None else _ended(records, bounds)
     bins = hit_bin(ideal_hit_rates(records))
     strata = {"all": np.ones(len(inside), bool)}
     strata |= {f"hit {label}": bins == at for at, label in enumerate(HIT_LABELS)}
@@ -298,7 +303,7 @@ def summarise(records: pa.Table, window: Window, backend: str, slo: Slo | None =
     strata |= {f"agent {name}": agents == name for name in sorted(set(agents.tolist()))}
     rows = [
         {"backend": backend, "stratum": name}
-        | _stratum(records, inside, members, bounds, slo or Slo())
+        | _stratum(records, (inside, ended), members, bounds, slo or Slo())
         for name, members in strata.items()
     ]
     return pa.Table.from_pylist(rows, schema=SUMMARY)
@@ -306,28 +311,31 @@ def summarise(records: pa.Table, window: Window, backend: str, slo: Slo | None =
 
 def _stratum(
     records: pa.Table,
-    inside: NDArray[np.bool_],
+    counts: tuple[NDArray[np.bool_], NDArray[np.bool_] | None],
     members: NDArray[np.bool_],
     bounds: tuple[float, float],
     slo: Slo,
 ) -> dict[str, float | int | bool | None]:
+    """`counts`: which records are measured, and which are throughput (None: the same)."""
+    inside, finished = counts
     everything = records.filter(pa.array(members))
     counted = records.filter(pa.array(members & inside))
-    counts = {status: int(status_is(everything, status).sum()) for status in (OK, FAILED)}
+    done = counted if finished is None else records.filter(pa.array(members & finished))
+    ended = {status: int(status_is(everything, status).sum()) for status in (OK, FAILED)}
     cancelled, unsent = (int(status_is(everything, s).sum()) for s in (CANCELLED, UNSENT))
     n = counted.num_rows
     row: dict[str, float | int | bool | None] = {
         "scheduled": everything.num_rows,
         "sent": everything.num_rows - unsent,
         "unsent": unsent,
-        **counts,
+        **ended,
         "cancelled": cancelled,
         "measured": n,
         "p90_supported": n >= SAMPLE_FLOOR[0.90],
         "p99_supported": n >= SAMPLE_FLOOR[0.99],
     }
     row |= _latencies(counted)
-    row |= _rates(counted, bounds, slo)
+    row |= _rates(counted, done, bounds, slo)
     return {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in row.items()}
 
 
@@ -350,19 +358,27 @@ def _latencies(records: pa.Table) -> dict[str, float]:
     return figures
 
 
-def _rates(records: pa.Table, bounds: tuple[float, float], slo: Slo) -> dict[str, float]:
-    """Throughput: what was answered well to the turns of the window, over the time it took.
+def _ended(records: pa.Table, bounds: tuple[float, float]) -> NDArray[np.bool_]:
+    """Which records had their last token in the window."""
+    ends = column(records, "last_token_s")
+    return (ends > bounds[0]) & (ends <= bounds[1])
 
-    From the first scheduled time of the window to the last token of its answers (or the window's
-    end, if later), so that a backlog drained after the schedule's end is not free.
+
+def _rates(
+    records: pa.Table, done: pa.Table, bounds: tuple[float, float], slo: Slo
+) -> dict[str, float]:
+    """`records`: those measured; `done`: those that count as throughput.
+
+    Where these are the same, the window goes on to the last token of their answers.
     """
-    good = records.filter(pa.array(status_is(records, OK)))
-    first_s, last_s = bounds
+    good = done.filter(pa.array(status_is(done, OK)))
+    first_s, end_s = bounds
     ends = column(good, "last_token_s")
-    end_s = max(last_s, float(ends.max())) if len(ends) else last_s
+    if done is records and len(ends):
+        end_s = max(end_s, float(ends.max()))
     lasted_s = end_s - first_s
     per_s = 1 / lasted_s if lasted_s > 0 else math.nan
-    served = served_hit_rates(good)
+    served = served_hit_rates(records.filter(pa.array(status_is(records, OK))))
     served = served[~np.isnan(served)]
     ideal = ideal_hit_rates(records)
     met = slo.met(records)

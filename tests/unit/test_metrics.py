@@ -243,3 +243,19 @@ def test_a_steady_window_lies_between_the_starts_of_sessions() -> None:
 def test_an_impossible_window_is_refused(steady: Any) -> None:
     with pytest.raises(ConfigError, match=r"window\.steady"):
         Window(steady=steady)
+
+
+def test_in_a_steady_window_one_long_answer_stretches_nothing() -> None:
+    """Ten sessions a second apart, each of one turn of 2 s; the fifth answers for 500 s."""
+    rows = [
+        record(n, session=n, turn_index=0, last_token_s=n + (500.0 if n == 4 else 2.0))
+        for n in range(10)
+    ]
+    row = summarise(table(*rows), Window(steady=[0.1, 1.0]), "x", Slo(ttft_s=2)).to_pylist()[0]
+    assert (row["window_start_s"], row["window_end_s"]) == (0.0, 9.0)
+    # Ended by 9 s: those sent up to 7 s, but for the long one; good of those due: all ten.
+    assert row["requests_per_s"] == pytest.approx(7 / 9)
+    assert row["output_tokens_per_s"] == pytest.approx(7 * 11 / 9)
+    assert row["goodput_requests_per_s"] == pytest.approx(10 / 9)
+    whole_run = summarise(table(*rows), Window(), "x").to_pylist()[0]
+    assert whole_run["requests_per_s"] == pytest.approx(10 / 504)
