@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from harness import metrics
@@ -267,6 +268,16 @@ class Run:
     def prices(self) -> Prices:
         """What its cards and tokens were priced at."""
         return Prices(**self.manifest["prices"])
+
+    def record(self, turn: int, columns: list[str]) -> dict[str, Any] | None:
+        """Of one turn's record these columns, read part by part; None where there is none."""
+        schema = pa.schema([SCHEMA.field(name) for name in dict.fromkeys(["turn", *columns])])
+        for part in _parts(self.path / RECORDS):
+            table = _read_part(part, schema)
+            found = table.filter(pc.equal(table.column("turn"), turn))
+            if found.num_rows:
+                return dict(found.select(columns).to_pylist()[0])
+        return None
 
     def records(self, columns: list[str] | None = None) -> pa.Table:
         """All records gathered, finished parts and the one being written, in the order written.

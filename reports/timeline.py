@@ -210,10 +210,10 @@ def _lane(name: str, run: Run, turn: int, records: pa.Table) -> Lane:
 
 def _relay_end_s(run: Run, turn: int) -> float | None:
     """When the relay's last token came, where tokens have times of their own."""
-    row = _row(run.records(["turn", "first_token_s", "gaps_us", "timed_by", "relay_tokens"]), turn)
-    tokens, gaps_us = row["relay_tokens"], row["gaps_us"]
-    if row["timed_by"] != "token" or gaps_us is None:
+    row = run.record(turn, ["first_token_s", "gaps_us", "timed_by", "relay_tokens"])
+    if row is None or row["timed_by"] != "token" or row["gaps_us"] is None:
         return None
+    tokens, gaps_us = row["relay_tokens"], row["gaps_us"]
     return float(row["first_token_s"] + sum(gaps_us[: tokens - 1]) / 1e6)
 
 

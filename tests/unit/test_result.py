@@ -161,3 +161,13 @@ def test_records_of_another_version_are_refused(tmp_path: Path) -> None:
 
 def test_the_schema_and_the_record_have_the_same_fields() -> None:
     assert tuple(SCHEMA.names) == Record._fields
+
+
+def test_one_record_is_found_in_whatever_part_it_is(tmp_path: Path) -> None:
+    with result.RecordWriter(tmp_path, part_rows=3) as writer:
+        for each in rows(8):
+            writer.append(each)
+    run = result.Run(tmp_path, {})
+    for turn in range(8):
+        assert run.record(turn, ["status", "turn"]) == {"status": "ok", "turn": turn}
+    assert run.record(8, ["status"]) is None
