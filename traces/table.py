@@ -1,0 +1,321 @@
+"""CSV with a header line, for traces of millions of rows that stand for themselves.
+
+`pyarrow.csv` reads it, in batches and as text: 0.1 s a million rows, where the `csv` module, a line
+at a time, takes 3. In one thread it tells the line of a row that is too long or short. Its own
+conversion errors name no line, so numbers are checked and converted here, a column at a time. When
+it fails, the file is read again line by line to find the one at fault.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import gzip
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+from numpy.typing import NDArray
+
+from harness.errors import TraceError
+from harness.trace import MAX_TOKENS, SCHEMA, Header, Trace, build_table, file_digest
+from traces.source import MAX_TIME_S, Line, read_lines
+
+BLOCK_TOKENS = 64
+"""A header has a size of blocks; no prompt of these traces has a block."""
+
+_SHOWN = 40
+"""Characters of a value that a message shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of a file, as text.
+
+    A getter raises a `TraceError` for the first bad value of its column; what it returns has one
+    element a row.
+    """
+
+    columns: dict[str, pa.StringArray]
+    lines: NDArray[np.int64]
+    path: Path
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def error(self, row: int, problem: str, do: str, field: str) -> TraceError:
+        """A fault of one of these rows."""
+        line = int(self.lines[row])
+        return TraceError(problem, do=do, path=self.path, line=line, field=field)
+
+    def require(self, good: Any, name: str, problem: str, do: str) -> None:
+        """Raise for the first row where `good`, of booleans, is false: its value and `problem`."""
+        fine = np.asarray(good, bool)
+        if not fine.all():
+            row = int(np.argmin(fine))
+            raise self.error(row, f"{self._shown(name, row)} {problem}", do, name)
+
+    def whole(self, name: str, high: int, unit: str = "") -> NDArray[np.int64]:
+        """Whole numbers from 0 to `high`."""
+        values = self.columns[name]
+        do = f"give 0 to {high}{unit}"
+        self.require(
+            pc.match_substring_regex(values, r"^-?[0-9]+$"), name, "is not a whole number", do
+        )
+        short = pc.match_substring_regex(values, r"^-?0*[0-9]{1,18}$")
+        self.require(pc.invert(pc.starts_with(values, "-")), name, "is below what is possible", do)
+        self.require(short, name, "is above what is possible", do)
+        numbers: NDArray[np.int64] = values.cast(pa.int64()).to_numpy()
+        self.require(numbers <= high, name, "is above what is possible", do)
+        return numbers
+
+    def tokens(self, name: str) -> NDArray[np.int64]:
+        """Counts of tokens, 0 or more."""
+        return self.whole(name, MAX_TOKENS, " tokens")
+
+    def times_s(self, name: str) -> NDArray[np.float64]:
+        """Times or durations in seconds: decimal numbers, 0 or more, under ten years."""
+        values = self.columns[name]
+        self.require(
+            pc.match_substring_regex(values, r"^[0-9]+(\.[0-9]*)?$"),
+            name,
+            "is not a time",
+            "give s, finite and 0 or more",
+        )
+        times_s: NDArray[np.float64] = values.cast(pa.float64()).to_numpy()
+        self.require(
+            times_s <= MAX_TIME_S,
+            name,
+            "s is over ten years: the unit is probably wrong",
+            "give s from the start of the trace",
+        )
+        return times_s
+
+    def filled(self, name: str) -> pa.StringArray:
+        """Text that is not blank."""
+        values = self.columns[name]
+        blank = pc.equal(pc.utf8_trim_whitespace(values), "")
+        self.require(pc.invert(blank), name, "is no name", "give one")
+        return values
+
+    def of_rows(self, kept: NDArray[np.bool_]) -> Rows:
+        """Only the rows where `kept` is true."""
+        mask = pa.array(kept)
+        columns = {name: column.filter(mask) for name, column in self.columns.items()}
+        return Rows(columns, self.lines[kept], self.path)
+
+    def _shown(self, name: str, row: int) -> str:
+        value = self.columns[name][row].as_py()
+        shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
+        return repr(shown) if shown else "nothing"
+
+
+# ---- reading
+
+
+def csv_rows(
+    path: Path,
+    required: Collection[str],
+    optional: Collection[str] = (),
+    *,
+    count: Callable[[str, int], None],
+) -> Iterator[Rows]:
+    """The rows of a UTF-8 CSV file, plain or gzip, in batches; columns by name, in any order.
+
+    Lines that are blank or commas alone are skipped and counted as `blank_lines_skipped`. Raises
+    `TraceError` for a missing, unknown or repeated column, a row that is longer or shorter than the
+    header, a quote that is not closed, and whatever `traces.source.read_lines` refuses. A file that
+    ends inside its last number cannot be told from a whole one.
+    """
+    header, more = _header_line(path)
+    names = _names(header, path, required, optional)
+    if not more:
+        return
+    width_fault: list[tuple[int, int]] = []
+
+    def keep_fault(row: Any) -> str:
+        width_fault.append((row.number, row.actual_columns))
+        return "error"
+
+    line = header.number + 1
+    try:
+        with _open(path) as stream, closing(_reader(stream, header, names, keep_fault)) as reader:
+            for batch in reader:
+                columns = dict(zip(names, batch.columns, strict=True))
+                rows = Rows(columns, np.arange(line, line + len(batch), dtype=np.int64), path)
+                line += len(batch)
+                blank = _blank(rows)
+                if blank.any():
+                    count("blank_lines_skipped", int(blank.sum()))
+                    rows = rows.of_rows(~blank)
+                if len(rows):
+                    yield rows
+    except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
+        number, width = width_fault[0] if width_fault else (None, 0)
+        raise _fault(path, number, width, names, error) from error
+
+
+def _open(path: Path) -> Any:
+    """A stream of bytes after any gzip."""
+    stream = path.open("rb")
+    if stream.read(2) != b"\x1f\x8b":
+        stream.seek(0)
+        return stream
+    stream.close()
+    return gzip.open(path)
+
+
+def _reader(stream: Any, header: Line, names: list[str], keep_fault: Callable[[Any], str]) -> Any:
+    return pyarrow.csv.open_csv(
+        stream,
+        read_options=pyarrow.csv.ReadOptions(
+            use_threads=False, skip_rows=header.number, column_names=names
+        ),
+        parse_options=pyarrow.csv.ParseOptions(
+            ignore_empty_lines=False, invalid_row_handler=keep_fault
+        ),
+        convert_options=pyarrow.csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
+        ),
+    )
+
+
+def _header_line(path: Path) -> tuple[Line, bool]:
+    """The first line that is not blank, and whether more follow; refuses what is no text."""
+    lines = read_lines(path)
+    header = next(line for line in lines if line.text.strip())
+    return header, next(lines, None) is not None
+
+
+def _names(
+    header: Line, path: Path, required: Collection[str], optional: Collection[str]
+) -> list[str]:
+    """The columns, by the header line."""
+
+    def error(problem: str, do: str, field: str | None = None) -> TraceError:
+        return TraceError(problem, do=do, path=path, line=header.number, field=field)
+
+    wanted = ", ".join(required)
+    known = [*required, *optional]
+    try:
+        names = next(csv.reader([header.text], strict=True))
+    except csv.Error as fault:
+        raise error(f"not a line of CSV ({fault})", f"give {wanted}", "header") from fault
+    missing = [name for name in required if name not in names]
+    unknown = [name for name in names if name not in known]
+    if missing:
+        near = difflib.get_close_matches(missing[0], unknown or names, 1, cutoff=0.5)
+        problem = f"missing; the closest column is {near[0]!r}" if near else "missing"
+        raise error(problem, f"give a header line with {wanted}", missing[0])
+    if unknown:
+        do = f"the known ones are {', '.join(known)}"
+        raise error("unknown column", do, unknown[0] or "a column without a name")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise error("a column that is here twice", "remove one of the two", twice)
+    return names
+
+
+def _blank(rows: Rows) -> NDArray[np.bool_]:
+    """Which rows have no value at all. Refuses a value that goes on in the next line."""
+    blank = np.ones(len(rows), bool)
+    for name, column in rows.columns.items():
+        broken = pc.match_substring_regex(column, "[\r\n]").to_numpy(zero_copy_only=False)
+        if broken.any():
+            raise _open_quote(rows.path, int(rows.lines[int(np.argmax(broken))]), name)
+        blank &= pc.equal(column, "").to_numpy(zero_copy_only=False)
+    return blank
+
+
+def _open_quote(path: Path, line: int, field: str | None = None) -> TraceError:
+    return TraceError(
+        "a quote that is not closed in its line",
+        do="close or remove it",
+        path=path,
+        line=line,
+        field=field,
+    )
+
+
+def _fault(
+    path: Path, number: int | None, width: int, names: list[str], error: Exception
+) -> TraceError:
+    """What is wrong with a file that did not parse; `number` is a line of `width` fields."""
+    for line in read_lines(path):
+        if line.text.count('"') % 2:
+            return _open_quote(path, line.number)
+        if line.number == number:
+            if width < len(names) and not line.ended:
+                problem, do = "half a line: the file looks cut off here", "fetch the file again"
+            else:
+                problem = f"{width} fields, where the header has {len(names)}"
+                do = f"give {', '.join(names)}"
+            return TraceError(problem, do=do, path=path, line=number)
+    return TraceError(f"not usable CSV ({error})", do="mend or fetch the file again", path=path)
+
+
+# ---- building
+
+
+def trace_of_rows(
+    header: Header,
+    path: Path,
+    *,
+    recorded_s: NDArray[np.float64],
+    input_tokens: NDArray[np.int64],
+    output_tokens: NDArray[np.int64],
+    agents: pa.StringArray | None = None,
+) -> Trace:
+    """A trace of sessions of one turn without blocks, of the rows of one file.
+
+    The same as adding each row to a `TraceBuilder`, which takes 9 s a million: sorted by time, ties
+    in the file's order; no output becomes one token; a row without input is dropped; each counted
+    under the builder's name. `agents` are "main" unless given. Raises `TraceError` for no turns.
+    """
+    changes = Counter(header.changes)
+    kept = input_tokens > 0
+    for change, rows in (
+        ("rows_out_of_order", recorded_s < np.maximum.accumulate(recorded_s)),
+        ("zero_output_clamped_to_1", output_tokens == 0),
+        ("empty_input_dropped", ~kept),
+    ):
+        if rows.any():
+            changes[change] += int(rows.sum())
+    zero_s = recorded_s.min() if len(recorded_s) else 0.0
+    arrival_s = recorded_s[kept] - zero_s
+    turns = len(arrival_s)
+    order = np.argsort(arrival_s, kind="stable")
+    table = build_table(
+        {
+            "session": order.astype(np.int32),
+            "turn_index": np.zeros(turns, np.int32),
+            "parents": _no_lists("parents", turns),
+            "recorded_s": arrival_s[order],
+            "arrival_s": arrival_s[order],
+            "delay_s": pa.nulls(turns, pa.float64()),
+            "input_tokens": input_tokens[kept][order],
+            "output_tokens": np.maximum(output_tokens[kept][order], 1),
+            "run_starts": _no_lists("run_starts", turns),
+            "run_lengths": _no_lists("run_lengths", turns),
+            "agent": pa.repeat(pa.scalar("main"), turns)
+            if agents is None
+            else agents.filter(pa.array(kept)).take(pa.array(order)),
+        }
+    )
+    made = dict(sorted(changes.items()))
+    return Trace(table, replace(header, sources=(file_digest(path),), changes=made))
+
+
+def _no_lists(column: str, turns: int) -> pa.ListArray:
+    kind = SCHEMA.field(column).type
+    return pa.ListArray.from_arrays(
+        np.zeros(turns + 1, np.int32), pa.array([], kind.value_type), type=kind
+    )
