@@ -33,6 +33,8 @@ Replay agent traffic against LLM serving systems and see what it costs them.
   relaybench report runs/...              draw the page again from run directories
   relaybench goodput backend=pdd          the highest load at which it keeps its promise
   relaybench figures                      run and draw every figure of the PDD report
+  relaybench trace profile trace=...      what a trace is like: hits, lengths, hits by cache size
+  relaybench trace convert trace=... to=x.parquet
   relaybench serve backend=pdd            the simulator behind an OpenAI-compatible port
   relaybench doctor http://HOST:PORT      can this machine, and that server, be measured?
   relaybench refit model=... system=...   the simulator's step times, from measured kernels
@@ -50,7 +52,9 @@ def _main(arguments: list[str]) -> int:
     )
     parser.add_argument("--version", action="version", version=f"relaybench {__version__}")
     commands = parser.add_subparsers(
-        dest="command", metavar="{run,report,goodput,figures,serve,doctor,refit}", required=True
+        dest="command",
+        metavar="{run,report,goodput,figures,trace,serve,doctor,refit}",
+        required=True,
     )
     for name in _COMMANDS:
         commands.add_parser(name, add_help=False)
@@ -134,6 +138,23 @@ def _kept(name: str, overrides: list[str]) -> tuple[int, Any]:
         raise ConfigError(f"{name} runs sweeps of its own: leave out -m")
     code = _composed(name, overrides, keep)
     return code, composed[0] if composed else None
+
+
+def _trace(arguments: list[str]) -> int:
+    """Look at a trace, or write it down."""
+    kinds = ("profile", "convert")
+    if not arguments or arguments[0] not in kinds:
+        raise ConfigError(f"trace what? Give {' or '.join(kinds)}, and a trace: trace=mooncake")
+    kind, overrides = arguments[0], arguments[1:]
+    if _sweeps(overrides):
+        raise ConfigError("one trace at a time: leave out -m")
+
+    def work(config: Any) -> int:
+        from harness import inspect
+
+        return inspect.profile(config, _say) if kind == "profile" else inspect.convert(config, _say)
+
+    return _composed("inspect", overrides, work)
 
 
 def _serve(overrides: list[str]) -> int:
@@ -294,6 +315,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
     "goodput": _goodput,
     "figures": _figures,
+    "trace": _trace,
     "serve": _serve,
     "doctor": _doctor,
     "refit": _refit,

@@ -68,13 +68,18 @@ def _exists(path: Path) -> ConfigError:
 
 def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
     """Replace `run.json` in one step, so that it is whole at any moment."""
+    write_json(path / MANIFEST, manifest)
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a file in one step; what is not finite stands in it as words. Raises `ResultError`."""
     try:
-        fresh = path / f"{MANIFEST}.new"
-        text = json.dumps(_finite(manifest), indent=2, allow_nan=False)
+        fresh = path.with_name(f"{path.name}.new")
+        text = json.dumps(_finite(values), indent=2, allow_nan=False)
         fresh.write_text(text + "\n", encoding="utf-8")
-        fresh.replace(path / MANIFEST)
+        fresh.replace(path)
     except OSError as error:
-        raise ResultError(f"{path / MANIFEST} cannot be written: {error.strerror}") from error
+        raise ResultError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _finite(value: Any) -> Any:

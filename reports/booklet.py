@@ -29,9 +29,9 @@ class Booklet:
 
 
 def provenance(runs: Sequence[Run]) -> str:
-    """Which runs, of which trace, seed and version, simulated or measured."""
+    """Which runs, of which trace, seed and version, simulated or measured; empty without runs."""
     if not runs:
-        return "No runs."
+        return ""
     manifests = [run.manifest for run in runs]
     names = dict.fromkeys(run.name for run in runs)
     traces = dict.fromkeys(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness import metrics
 from harness.trace import Trace
+from traces.capacity import capacity_curve
 
 _SHORT_TOKENS = 500
 
@@ -32,7 +36,13 @@ class Profile:
     turns: tuple[float, ...]
     """Of a session."""
     delay_s: tuple[float, ...]
-    """Between a turn and the end of its parents."""
+    """Between a turn and the end of its parents; NaN where no turn has one."""
+    starts_variation: float
+    """Standard deviation over mean of the times between session starts: 1 for a Poisson process."""
+    enough_tokens: int
+    """The smallest cache that hits as much as an endless one."""
+    within_session_share: float
+    """Of an endless cache's hits, those on what the same session had used; NaN without hits."""
 
 
 def profile(trace: Trace) -> Profile:
@@ -40,6 +50,8 @@ def profile(trace: Trace) -> Profile:
     rates = trace.ideal_hit_rates
     counts = np.bincount(metrics.hit_bin(rates), minlength=len(metrics.HIT_LABELS))
     delays = trace.column("delay_s")
+    curve = capacity_curve(trace)
+    hits = curve.unbounded_hit_tokens
     return Profile(
         requests=len(trace),
         sessions=trace.sessions,
@@ -52,10 +64,27 @@ def profile(trace: Trace) -> Profile:
         outputs_under_500=float((trace.output_tokens < _SHORT_TOKENS).mean()),
         turns=_ranks(np.bincount(trace.session)),
         delay_s=_ranks(delays[~np.isnan(delays)]),
+        starts_variation=_variation(trace),
+        enough_tokens=curve.enough_blocks * trace.header.block_tokens,
+        within_session_share=curve.within_session_hit_tokens / hits if hits else np.nan,
     )
+
+
+def measure(trace: Trace) -> tuple[dict[str, Any], pa.Table]:
+    """The same by name, JSON-able but for NaN, and hits against capacity, a row a capacity."""
+    return asdict(profile(trace)), capacity_curve(trace).table
+
+
+def _variation(trace: Trace) -> float:
+    starts = np.full(trace.sessions, np.inf)
+    np.minimum.at(starts, trace.session, trace.column("recorded_s"))
+    gaps = np.diff(np.sort(starts))
+    return float(gaps.std() / gaps.mean()) if len(gaps) and gaps.mean() else math.nan
 
 
 def _ranks(
     values: NDArray[np.int32] | NDArray[np.int64] | NDArray[np.float64],
 ) -> tuple[float, ...]:
+    if not len(values):
+        return (math.nan,) * len(metrics.QUANTILES)
     return tuple(metrics.nearest_rank(values.astype(np.float64), q) for q in metrics.QUANTILES)

@@ -35,6 +35,56 @@ def first_sessions(trace: Trace, sessions: int) -> Trace:
     return _kept(trace, number_of < sessions, number_of, "turns_of_later_sessions_left_out")
 
 
+def sample_sessions(trace: Trace, share: float, seed: int) -> Trace:
+    """Whole sessions, each kept with this chance. Block ids keep their numbers, with gaps.
+
+    Hits on what only left-out sessions have used are lost. Raises `ConfigError` where none is left.
+    """
+    number("transform.sample_sessions.share", share, above=0, most=1)
+    whole("transform.sample_sessions.seed", seed, least=0)
+    chosen = np.random.default_rng([seed, 1]).random(trace.sessions) < share
+    return _of_sessions(trace, chosen, f"transform.sample_sessions.share is {share}")
+
+
+def between(trace: Trace, from_s: float, until_s: float) -> Trace:
+    """Whole sessions that start in this time of the trace, `until_s` not included.
+
+    Raises `ConfigError` where none does.
+    """
+    number("transform.between.from_s", from_s, least=0)
+    number("transform.between.until_s", until_s, above=from_s)
+    starts = np.full(trace.sessions, np.inf)
+    np.minimum.at(starts, trace.session, trace.column("recorded_s"))
+    starts -= starts.min()
+    chosen = (starts >= from_s) & (starts < until_s)
+    return _of_sessions(trace, chosen, f"transform.between is {from_s:g} to {until_s:g} s")
+
+
+def anonymise(trace: Trace) -> Trace:
+    """Without the names of agents, files and settings: a trace to pass on.
+
+    A trace holds no text, and its block ids are numbers in order of use: nothing of the source's
+    hashes is left. Lengths and times stay as they are.
+    """
+    table, schema = trace.table, trace.table.schema
+    names = trace.table.column("agent").to_pylist()
+    numbers = {name: f"agent {at}" for at, name in enumerate(dict.fromkeys(names))}
+    table = table.set_column(
+        schema.get_field_index("agent"), schema.field("agent"),
+        pa.array([numbers[name] for name in names], schema.field("agent").type),
+    )  # fmt: skip
+    header = replace(trace.header, sources=(), parameters={})
+    return _named(trace, table, "turns_of_agents_without_their_names", len(trace), header)
+
+
+def _of_sessions(trace: Trace, chosen: NDArray[np.bool_], asked: str) -> Trace:
+    """The turns of these sessions."""
+    if not chosen.any():
+        raise ConfigError(f"{asked}: no session is left of {trace.sessions:,}")
+    number_of = (np.cumsum(chosen) - 1).astype(np.int32)[trace.session]
+    return _kept(trace, chosen[trace.session], number_of, "turns_of_other_sessions_left_out")
+
+
 def within_context(trace: Trace, context_tokens: int) -> Trace:
     """Only turns whose prompt and answer fit a context, and that wait for no turn that does not.
 

@@ -91,3 +91,61 @@ def test_a_context_that_nothing_fits_is_refused(make_trace: MakeTrace) -> None:
         transform.within_context(make_trace(), 100)
     with pytest.raises(ConfigError, match="give 64 or less"):
         transform.shrink(make_trace(), 128)
+
+
+def three_sessions(make_trace: MakeTrace) -> Trace:
+    """Sessions that start at 0, 10 and 20 s; the first and the last have two turns."""
+    return make_trace(
+        session=[0, 1, 2, 0, 2],
+        turn_index=[0, 0, 0, 1, 1],
+        parents=[[], [], [], [0], [2]],
+        recorded_s=[0.0, 10.0, 20.0, 21.0, 22.0],
+        arrival_s=[0.0, 10.0, 20.0, None, None],
+        delay_s=[None, None, None, 0.5, 0.7],
+        input_tokens=[64] * 5,
+        output_tokens=[1] * 5,
+        run_starts=[[0], [1], [2], [0], [2]],
+        run_lengths=[[1]] * 5,
+        agent=["planner", "coder", "planner", "coder", "tester"],
+    )
+
+
+def test_sessions_that_start_in_a_time(make_trace: MakeTrace) -> None:
+    later = transform.between(three_sessions(make_trace), 10, 20.5)
+    assert later.session.tolist() == [0, 1, 1]
+    assert later.turn(2).parents == (1,)
+    assert later.header.changes == {"turns_of_other_sessions_left_out": 2}
+    with pytest.raises(ConfigError, match="50 to 60 s: no session is left of 3"):
+        transform.between(three_sessions(make_trace), 50, 60)
+    with pytest.raises(ConfigError, match="until_s is 5"):
+        transform.between(three_sessions(make_trace), 5, 5)
+
+
+def test_a_sample_is_of_whole_sessions_and_of_its_seed(make_trace: MakeTrace) -> None:
+    trace = three_sessions(make_trace)
+    whole = transform.sample_sessions(trace, 1.0, 3)
+    assert whole.table.equals(trace.table)
+    assert whole.header.changes == {}
+    sizes = set()
+    for seed in range(12):
+        try:
+            some = transform.sample_sessions(trace, 0.5, seed)
+        except ConfigError as error:
+            assert "no session is left" in str(error)  # noqa: PT017 - others must not fail
+            continue
+        again = transform.sample_sessions(trace, 0.5, seed)
+        assert some.table.equals(again.table)
+        assert set(some.session.tolist()) == set(range(some.sessions))
+        sizes.add(some.sessions)
+    assert sizes >= {1, 2}
+
+
+def test_an_anonymous_trace_tells_no_names_and_replays_alike(make_trace: MakeTrace) -> None:
+    trace = three_sessions(make_trace)
+    nobody = transform.anonymise(trace)
+    assert nobody.table.column("agent").to_pylist() == [
+        "agent 0", "agent 1", "agent 0", "agent 1", "agent 2",
+    ]  # fmt: skip
+    assert nobody.header.sources == ()
+    assert nobody.header.parameters == {}
+    assert nobody.table.drop_columns("agent").equals(trace.table.drop_columns("agent"))
