@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from harness.metrics import HIT_LABELS, column
 from harness.report import Figure
@@ -41,7 +41,7 @@ def _bins(profile: Mapping[str, Any], out: Path) -> Figure:
         bars = axes.bar(HIT_LABELS, profile["bins"], color=HIT_COLOURS, width=0.8)
         axes.bar_label(bars, [percent(share) for share in profile["bins"]], padding=2, fontsize=8)
         axes.set(xlabel="ideal prefix-hit rate of a request", ylabel="share of requests")
-        axes.yaxis.set_major_formatter(PercentFormatter(1, 0))
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
     caption = (
         f"What an endless cache would hit, in the order of the trace: "
         f"{percent(profile['ideal_hit_mean'])} mean over {profile['requests']:,} requests, "
@@ -66,13 +66,14 @@ def _lengths(profile: Mapping[str, Any], out: Path) -> Figure:
         for at, values in enumerate(rows.values()):
             drawn = np.maximum(values, 0.01)
             axes.plot(drawn, [at] * 3, color=FAINT, lw=1, zorder=1)
-            for marker, value, shown in zip("o^s", drawn, values, strict=True):
+            for marker, value, shown, up in zip("o^s", drawn, values, (6, -13, 6), strict=True):
                 axes.scatter(value, at, marker=marker, color=_LINE, s=30, zorder=2)
                 axes.annotate(
-                    number(shown), (value, at), (0, 6), textcoords="offset points",
+                    number(shown), (value, at), (0, up), textcoords="offset points",
                     ha="center", fontsize=8,
                 )  # fmt: skip
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.set_yticks(range(len(rows)), list(rows))
         axes.set_ylim(len(rows) - 0.5, -0.7)
         axes.grid(visible=False)
@@ -99,10 +100,11 @@ def _capacity(profile: Mapping[str, Any], capacity: pa.Table, out: Path) -> Figu
         axes.plot(tokens, shares, color=_LINE, lw=1.8)
         axes.axhline(profile["ideal_hit_token_weighted"], color=FAINT, lw=1, ls="--")
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.set(
             xlabel="cache capacity, tokens (log scale)", ylabel="hits, of input tokens", ylim=0
         )
-        axes.yaxis.set_major_formatter(PercentFormatter(1, 0))
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
     caption = (
         "Exact, for one cache that loses the least recently used first, leaves before what they "
         "hang on; prompts only. Dashed: an endless cache, "
