@@ -265,6 +265,11 @@ class Run:
         return str(self.manifest["backend"]["name"])
 
     @property
+    def window(self) -> metrics.Window:
+        """Which of its requests count."""
+        return metrics.Window(**self.manifest["window"])
+
+    @property
     def slo(self) -> metrics.Slo:
         """What was promised."""
         return metrics.Slo(**self.manifest["slo"])
@@ -302,8 +307,8 @@ class Run:
         """
         path = self.path / SUMMARY_FILE
         if not path.exists():
-            window = metrics.Window(**self.manifest["window"])
-            return metrics.summarise(self.records(metrics.COLUMNS), window, self.name, self.slo)
+            records = self.records(metrics.COLUMNS)
+            return metrics.summarise(records, self.window, self.name, self.slo)
         try:
             return pq.read_table(path)
         except (OSError, pa.ArrowException) as error:

@@ -111,7 +111,7 @@ class _Sample:
     def of(cls, run: Run) -> Self:
         """Read its records. Raises `ResultError`."""
         records = run.records([*metrics.COLUMNS, "prefill_start_s", "prefill_end_s"])
-        window = metrics.Window(**run.manifest["window"])
+        window = run.window
         first_s, last_s = window.bounds(records)
         inside = metrics.measured(records, window)
         answered = inside & metrics.status_is(records, OK)

@@ -23,7 +23,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from harness.errors import ConfigError
-from harness.metrics import Window, column, measured
+from harness.metrics import column, measured
 from harness.prices import Prices
 from harness.report import Figure
 from harness.result import Run
@@ -290,7 +290,7 @@ def _best(label: str, runs: list[Run]) -> _Best | None:
     heavier = [load for load in loads if load > loads[at]]
     run, row = runs[at], rows[at]
     records = run.records(_READ)
-    records = records.filter(pa.array(measured(records, Window(**run.manifest["window"]))))
+    records = records.filter(pa.array(measured(records, run.window)))
     met = run.slo.met(records)
     lasted_s = row["window_end_s"] - row["window_start_s"]
     _, session = np.unique(records.column("session").to_numpy(), return_inverse=True)

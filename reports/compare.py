@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from harness.metrics import (
     QUANTILES,
     SAMPLE_FLOOR,
-    Window,
     honest,
     measured,
     tpot,
@@ -119,7 +118,7 @@ class _Sample:
     @classmethod
     def of(cls, label: str, run: Run) -> _Sample:
         records = run.records(_READ)
-        records = records.filter(pa.array(measured(records, Window(**run.manifest["window"]))))
+        records = records.filter(pa.array(measured(records, run.window)))
         lasted_s = {
             "TTFT": honest(records, "scheduled_s", "first_token_s"),
             "TPOT": tpot(records),

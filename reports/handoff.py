@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from harness.metrics import (
     QUANTILES,
     SAMPLE_FLOOR,
-    Window,
     breakdown,
     column,
     measured,
@@ -237,7 +236,7 @@ class Handoff:
 def _groups(name: str, run: Run) -> tuple[list[Group], int]:
     """(handoffs of a run by way, how many began and did not end) in the measured window."""
     records = run.records(_COLUMNS)
-    inside = measured(records, Window(**run.manifest["window"]))
+    inside = measured(records, run.window)
     answered = records.filter(pa.array(inside & status_is(records, OK)))
     ways = np.array(answered.column("handoff").to_pylist(), dtype=object)
     lasted_s, tokens = breakdown(answered)["handoff"], column(answered, "relay_tokens")

@@ -25,7 +25,6 @@ from harness.metrics import (
     HIT_LABELS,
     QUANTILES,
     SAMPLE_FLOOR,
-    Window,
     column,
     hit_bin,
     measured,
@@ -92,7 +91,7 @@ class Transfers:
     def of(cls, label: str, run: Run) -> Transfers:
         """Those of the measured window. Raises `ResultError` where records cannot be read."""
         records = run.records(_COLUMNS)
-        inside = measured(records, Window(**run.manifest["window"]))
+        inside = measured(records, run.window)
         answered = records.filter(pa.array(inside & status_is(records, OK)))
         at_decode = decode_hit_rates(answered)
         side = "decode" if np.nansum(at_decode) > 0 else "prefill"

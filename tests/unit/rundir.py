@@ -90,7 +90,6 @@ def make_run(
     result.write_manifest(path, manifest(path.name, len(rows)) | values)
     run = result.Run.open(path)
     if summarised:
-        window = metrics.Window(**run.manifest["window"])
-        summary = metrics.summarise(run.records(metrics.COLUMNS), window, run.name, run.slo)
+        summary = metrics.summarise(run.records(metrics.COLUMNS), run.window, run.name, run.slo)
         result.write_table(summary, path / result.SUMMARY_FILE)
     return run
