@@ -51,11 +51,8 @@ def _main(arguments: list[str]) -> int:
         prog="relaybench", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"relaybench {__version__}")
-    commands = parser.add_subparsers(
-        dest="command",
-        metavar="{run,report,goodput,figures,trace,serve,doctor,refit}",
-        required=True,
-    )
+    names = ",".join(("report", *_COMMANDS))
+    commands = parser.add_subparsers(dest="command", metavar=f"{{{names}}}", required=True)
     for name in _COMMANDS:
         commands.add_parser(name, add_help=False)
     report = commands.add_parser("report", help="draw the page again from run directories")
@@ -103,13 +100,13 @@ def _run(overrides: list[str]) -> int:
 
 def _goodput(overrides: list[str]) -> int:
     """Runs, each a command like any other, until the limit is known well enough."""
-    code, config = _kept("goodput", overrides)
+    # The defaults of this command and of its runs alike; a person's words come later and win.
+    asked = ["pacing=poisson", "backend=[pdd]", *overrides]
+    code, config = _kept("goodput", asked)
     if config is None:
         return code
     from harness.search import find
 
-    # What a run must be told of this command's own defaults; a person's words come later and win.
-    asked = ["pacing=poisson", "backend=[pdd]", *overrides]
     own = ("search.", "out=")
     return _explained(
         lambda: find(config, [each for each in asked if not each.startswith(own)], _run, _say)

@@ -80,8 +80,7 @@ def draw(config: DictConfig, sweep: Callable[[list[str]], int], say: Callable[[s
 
 def _draw(report: Report, runs: Sequence[Run], out: Path) -> list[Figure]:
     figures = report.render(runs, out)
-    for each in figures:
-        write_numbers(each)
+    write_numbers(figures)
     return figures
 
 

@@ -23,23 +23,18 @@ def profile(config: DictConfig, say: Callable[[str], None]) -> int:
     out = Path(str(config.out))
     result.refuse_existing(out)
     measure = build(config, "measure", _partial_=True)
-    portrait, booklet = build(config, "portrait"), _booklet(config)
+    portrait = build(config, "portrait")
+    booklet: Booklet = build(config, "booklet")
     trace = load_trace(config)
     say(describe(trace))
     told, capacity = measure(trace)
     result.create(out)
     result.write_json(out / PROFILE, told)
     figures = portrait.render(told, capacity, out)
-    for each in figures:
-        write_numbers(each)
+    write_numbers(figures)
     path = booklet.bind([Plate(trace.header.format, describe(trace), figures, [])], out)
     say(f"Profile: {path}")
     return EXIT_GOOD
-
-
-def _booklet(config: DictConfig) -> Booklet:
-    made: Booklet = build(config, "booklet")
-    return made
 
 
 def convert(config: DictConfig, say: Callable[[str], None]) -> int:

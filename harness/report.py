@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -35,11 +35,12 @@ class Report(Protocol):
         ...
 
 
-def write_numbers(figure: Figure) -> None:
-    """The numbers beside the picture, as CSV and as Parquet. Raises `ResultError`."""
-    path = figure.path.with_suffix(".csv")
-    try:
-        pa.csv.write_csv(figure.numbers, path)
-    except OSError as error:
-        raise ResultError(f"{path} cannot be written: {error}") from error
-    write_table(figure.numbers, figure.path.with_suffix(".parquet"))
+def write_numbers(figures: Iterable[Figure]) -> None:
+    """The numbers beside each picture, as CSV and as Parquet. Raises `ResultError`."""
+    for figure in figures:
+        path = figure.path.with_suffix(".csv")
+        try:
+            pa.csv.write_csv(figure.numbers, path)
+        except OSError as error:
+            raise ResultError(f"{path} cannot be written: {error}") from error
+        write_table(figure.numbers, figure.path.with_suffix(".parquet"))

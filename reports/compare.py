@@ -34,7 +34,7 @@ from harness.report import Figure
 from harness.result import Run
 from reports.bootstrap import SESSION_FLOOR, Ranked, interval, ratios, resamples
 from reports.canvas import FAINT, INK, canvas
-from reports.palette import colours, labels
+from reports.palette import colours, given, labels
 from reports.remarks import remarks
 from reports.units import number, seconds
 
@@ -228,16 +228,13 @@ def _swept(runs: Sequence[Run]) -> tuple[str, list[float]] | None:
 
     None where there is no such setting. Folders to write to do not count.
     """
-    given = [
-        dict(each.split("=", 1) for each in run.manifest.get("overrides", ()) if "=" in each)
-        for run in runs
-    ]
-    names = dict.fromkeys(name for each in given for name in each if name != "out")
-    differing = [name for name in names if len({each.get(name) for each in given}) > 1]
+    asked = [given(run) for run in runs]
+    names = dict.fromkeys(name for each in asked for name in each)
+    differing = [name for name in names if len({each.get(name) for each in asked}) > 1]
     if len({run.name for run in runs}) > 1 or len(differing) != 1 or differing[0] == _SEED:
         return None
     try:
-        values = [float(each[differing[0]]) for each in given]
+        values = [float(each[differing[0]]) for each in asked]
     except (KeyError, ValueError):
         return None
     return (differing[0], values) if np.isfinite(values).all() else None

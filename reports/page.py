@@ -73,8 +73,7 @@ class Page:
         whole = [rows[0] for rows in summaries]
         sections = [Section(name, each.render(runs, out)) for name, each in self.sections.items()]
         for section in sections:
-            for figure in section.figures:
-                write_numbers(figure)
+            write_numbers(section.figures)
         html = template("page").render(
             names=names,
             colours=colours(names),

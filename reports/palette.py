@@ -75,6 +75,16 @@ def curves(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return found
 
 
+def given(run: Run) -> dict[str, str]:
+    """The settings that a run was given on its command line, but for the folder to write to."""
+    settings_given = (each for each in run.manifest.get("overrides", ()) if "=" in each)
+    return {
+        name: value
+        for name, value in (each.split("=", 1) for each in settings_given)
+        if name != "out"
+    }
+
+
 def _differing(mine: dict[str, str], all_of_them: Sequence[dict[str, str]]) -> str:
     """The settings of one in which it differs from others, by the last word of their names."""
     return ", ".join(
@@ -86,15 +96,10 @@ def _differing(mine: dict[str, str], all_of_them: Sequence[dict[str, str]]) -> s
 
 def _swept(runs: Sequence[Run]) -> list[str]:
     """Of each run the settings it was given in which it differs from others of its name."""
-    given = [
-        dict(each.split("=", 1) for each in run.manifest.get("overrides", ()) if "=" in each)
-        for run in runs
-    ]
-    for each in given:
-        each.pop("out", None)
+    asked = [given(run) for run in runs]
     return [
-        _differing(mine, [o for o, r in zip(given, runs, strict=True) if r.name == run.name])
-        for mine, run in zip(given, runs, strict=True)
+        _differing(mine, [o for o, r in zip(asked, runs, strict=True) if r.name == run.name])
+        for mine, run in zip(asked, runs, strict=True)
     ]
 
 

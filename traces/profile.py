@@ -11,8 +11,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness import metrics
+from harness.pacing import first_arrivals
 from harness.trace import Trace
-from traces.capacity import capacity_curve
+from traces.capacity import CapacityCurve, capacity_curve
 
 _SHORT_TOKENS = 500
 
@@ -47,10 +48,19 @@ class Profile:
 
 def profile(trace: Trace) -> Profile:
     """The figures of one trace."""
+    return _figures(trace, capacity_curve(trace))
+
+
+def measure(trace: Trace) -> tuple[dict[str, Any], pa.Table]:
+    """The same by name, JSON-able but for NaN, and hits against capacity, a row a capacity."""
+    curve = capacity_curve(trace)
+    return asdict(_figures(trace, curve)), curve.table
+
+
+def _figures(trace: Trace, curve: CapacityCurve) -> Profile:
     rates = trace.ideal_hit_rates
     counts = np.bincount(metrics.hit_bin(rates), minlength=len(metrics.HIT_LABELS))
     delays = trace.column("delay_s")
-    curve = capacity_curve(trace)
     hits = curve.unbounded_hit_tokens
     return Profile(
         requests=len(trace),
@@ -70,15 +80,8 @@ def profile(trace: Trace) -> Profile:
     )
 
 
-def measure(trace: Trace) -> tuple[dict[str, Any], pa.Table]:
-    """The same by name, JSON-able but for NaN, and hits against capacity, a row a capacity."""
-    return asdict(profile(trace)), capacity_curve(trace).table
-
-
 def _variation(trace: Trace) -> float:
-    starts = np.full(trace.sessions, np.inf)
-    np.minimum.at(starts, trace.session, trace.column("recorded_s"))
-    gaps = np.diff(np.sort(starts))
+    gaps = np.diff(np.sort(first_arrivals(trace)))
     return float(gaps.std() / gaps.mean()) if len(gaps) and gaps.mean() else math.nan
 
 

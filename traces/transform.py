@@ -9,6 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.errors import ConfigError
+from harness.pacing import first_arrivals
 from harness.settings import number, whole
 from harness.trace import Header, Trace
 
@@ -53,8 +54,7 @@ def between(trace: Trace, from_s: float, until_s: float) -> Trace:
     """
     number("transform.between.from_s", from_s, least=0)
     number("transform.between.until_s", until_s, above=from_s)
-    starts = np.full(trace.sessions, np.inf)
-    np.minimum.at(starts, trace.session, trace.column("recorded_s"))
+    starts = first_arrivals(trace)
     starts -= starts.min()
     chosen = (starts >= from_s) & (starts < until_s)
     return _of_sessions(trace, chosen, f"transform.between is {from_s:g} to {until_s:g} s")
