@@ -38,9 +38,10 @@ def profile(config: DictConfig, say: Callable[[str], None]) -> int:
 
 
 def convert(config: DictConfig, say: Callable[[str], None]) -> int:
-    """The trace, after its transforms, into our own Parquet form at `to`."""
-    if not isinstance(config.to, str) or not config.to.endswith(".parquet"):
-        raise ConfigError(f"to is {config.to!r}: name a new file that ends in .parquet")
+    """The trace, after its transforms, into our own form at `to`: Parquet or JSONL, by its name."""
+    forms = (".parquet", ".jsonl", ".jsonl.gz")
+    if not isinstance(config.to, str) or not config.to.endswith(forms):
+        raise ConfigError(f"to is {config.to!r}: name a new file that ends in {', '.join(forms)}")
     path = Path(config.to)
     result.refuse_existing(path)
     save: Callable[..., Any] = build(config, "save", _partial_=True)

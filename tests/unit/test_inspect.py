@@ -50,12 +50,18 @@ def test_a_trace_of_one_turn_sessions_has_no_delays(trace: Trace) -> None:
     assert told["starts_variation"] > 0
 
 
-def test_a_converted_trace_is_the_same(trace: Trace, tmp_path: Path) -> None:
-    done = relaybench("trace", "convert", *SMALL, "to=mine.parquet", cwd=tmp_path)
+@pytest.mark.parametrize("name", ["mine.parquet", "mine.jsonl", "mine.jsonl.gz"])
+def test_a_converted_trace_is_the_same(trace: Trace, tmp_path: Path, name: str) -> None:
+    done = relaybench("trace", "convert", *SMALL, f"to={name}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert canonical.read(tmp_path / "mine.parquet").digest == trace.digest
+    assert canonical.read(tmp_path / name).digest == trace.digest
+
+
+def test_a_converted_trace_can_be_run(tmp_path: Path) -> None:
+    done = relaybench("trace", "convert", *SMALL, "to=mine.jsonl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     done = relaybench(
-        "run", "trace=canonical", "trace.path=mine.parquet", "backend=in_dc", "report=[]",
+        "run", "trace=canonical", "trace.path=mine.jsonl", "backend=in_dc", "report=[]",
         "out=run", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -77,7 +83,7 @@ def test_an_anonymous_trace_names_nobody(tmp_path: Path) -> None:
     [
         ([], "trace what? Give profile or convert"),
         (["paint"], "trace what? Give profile or convert"),
-        (["convert"], "to is None: name a new file that ends in .parquet"),
+        (["convert"], "to is None: name a new file that ends in .parquet, .jsonl"),
         (["convert", "to=x.csv"], "to is 'x.csv'"),
         (["profile", "-m"], "one trace at a time"),
         (["profile", "trace=mooncake", "trace.path=nowhere.jsonl"], "nowhere.jsonl"),
