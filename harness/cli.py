@@ -35,6 +35,7 @@ Replay agent traffic against LLM serving systems and see what it costs them.
   relaybench figures                      run and draw every figure of the PDD report
   relaybench trace profile trace=...      what a trace is like: hits, lengths, hits by cache size
   relaybench trace convert trace=... to=x.parquet
+  relaybench trace synthesize trace=twin trace.sketch=... to=y.parquet
   relaybench serve backend=pdd            the simulator behind an OpenAI-compatible port
   relaybench doctor http://HOST:PORT      can this machine, and that server, be measured?
   relaybench refit model=... system=...   the simulator's step times, from measured kernels
@@ -139,9 +140,9 @@ def _kept(name: str, overrides: list[str]) -> tuple[int, Any]:
 
 def _trace(arguments: list[str]) -> int:
     """Look at a trace, or write it down."""
-    kinds = ("profile", "convert")
+    kinds = ("profile", "convert", "synthesize")
     if not arguments or arguments[0] not in kinds:
-        raise ConfigError(f"trace what? Give {' or '.join(kinds)}, and a trace: trace=mooncake")
+        raise ConfigError(f"trace what? Give {', '.join(kinds)}, and a trace: trace=mooncake")
     kind, overrides = arguments[0], arguments[1:]
     if _sweeps(overrides):
         raise ConfigError("one trace at a time: leave out -m")
@@ -149,7 +150,12 @@ def _trace(arguments: list[str]) -> int:
     def work(config: Any) -> int:
         from harness import inspect
 
-        return inspect.profile(config, _say) if kind == "profile" else inspect.convert(config, _say)
+        commands = {
+            "profile": inspect.profile,
+            "convert": inspect.convert,
+            "synthesize": inspect.synthesize,
+        }
+        return commands[kind](config, _say)
 
     return _composed("inspect", overrides, work)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,14 @@ from harness.errors import EXIT_GOOD, ConfigError
 from harness.figures import Booklet, Plate
 from harness.plugins import build
 from harness.report import write_numbers
+from harness.result import write_table
 from harness.run import describe, load_trace
+from harness.settings import whole
+from harness.stream import Stream
+from harness.trace import Trace
 
 PROFILE = "profile.json"
+SKETCH = "sketch.json"
 
 
 def profile(config: DictConfig, say: Callable[[str], None]) -> int:
@@ -27,25 +33,73 @@ def profile(config: DictConfig, say: Callable[[str], None]) -> int:
     booklet: Booklet = build(config, "booklet")
     trace = load_trace(config)
     say(describe(trace))
-    told, capacity = measure(trace)
+    measured = measure(trace)
     result.create(out)
-    result.write_json(out / PROFILE, told)
-    figures = portrait.render(told, capacity, out)
+    result.write_json(out / PROFILE, asdict(measured.profile))
+    result.write_json(out / SKETCH, measured.sketch)
+    figures = portrait.render(measured, out)
     write_numbers(figures)
     path = booklet.bind([Plate(trace.header.format, describe(trace), figures, [])], out)
-    say(f"Profile: {path}")
+    say(f"Profile: {path}\nA trace like it: trace=twin trace.sketch={out / SKETCH}")
     return EXIT_GOOD
 
 
 def convert(config: DictConfig, say: Callable[[str], None]) -> int:
     """The trace, after its transforms, into our own form at `to`: Parquet or JSONL, by its name."""
-    forms = (".parquet", ".jsonl", ".jsonl.gz")
-    if not isinstance(config.to, str) or not config.to.endswith(forms):
-        raise ConfigError(f"to is {config.to!r}: name a new file that ends in {', '.join(forms)}")
-    path = Path(config.to)
-    result.refuse_existing(path)
+    path = _new_file(config)
     save: Callable[..., Any] = build(config, "save", _partial_=True)
     trace = load_trace(config)
     save(trace, path)
     say(f"{describe(trace)}\nTrace: {path}; replay it with trace=canonical trace.path={path}")
     return EXIT_GOOD
+
+
+def synthesize(config: DictConfig, say: Callable[[str], None]) -> int:
+    """A generated trace into `to`, without holding it, and its fit, on a page, into `out`.
+
+    The fit is that of its first `fit_sessions` sessions, to what the generator was asked for.
+    """
+    path, out = _new_file(config), Path(str(config.out))
+    result.refuse_existing(out)
+    whole("fit_sessions", config.fit_sessions, least=1)
+    save: Callable[..., int] = build(config, "save", _partial_=True)
+    compare = build(config, "compare", _partial_=True)
+    likeness = build(config, "likeness")
+    booklet: Booklet = build(config, "booklet")
+    stream: Stream | Trace = build(config, "trace")
+    if not isinstance(stream, Stream):
+        raise ConfigError(
+            "trace is not one that is drawn session by session: give trace=twin, targets or "
+            "agentic, or convert it"
+        )
+    if config.transform:
+        raise ConfigError("transform needs the whole trace: synthesize, then convert with it")
+    requests = save(stream, path)
+    say(f"Trace: {requests:,} requests in {path}; replay it with trace=canonical trace.path={path}")
+    if not stream.wanted:
+        return EXIT_GOOD
+    sample = build(config, "trace", sessions=min(int(config.trace.sessions), config.fit_sessions))
+    fit = compare(sample)
+    result.create(out)
+    write_table(fit.table, out / "fit.parquet")
+    figures = likeness.render(fit, out)
+    write_numbers(figures)
+    about = f"{requests:,} requests, like {stream.header.format} was asked for"
+    page = booklet.bind([Plate(stream.header.format, about, figures, [])], out)
+    for row in fit.table.to_pylist():
+        say(
+            f"  {row['of']}: mean {row['mean']:,.4g}, wanted {row['wanted_mean']:,.4g}; "
+            f"KS {row['ks']:.3f}, distance {row['distance']:.1%} of the mean"
+        )
+    say(f"Fit: {page}")
+    return EXIT_GOOD
+
+
+def _new_file(config: DictConfig) -> Path:
+    """What `to` names, which is not there yet."""
+    forms = (".parquet", ".jsonl", ".jsonl.gz")
+    if not isinstance(config.to, str) or not config.to.endswith(forms):
+        raise ConfigError(f"to is {config.to!r}: name a new file that ends in {', '.join(forms)}")
+    path = Path(config.to)
+    result.refuse_existing(path)
+    return path

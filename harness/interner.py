@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 BlockIds = Sequence[int] | Sequence[str]
 
@@ -96,3 +100,73 @@ def _shared(chain: list[int | str], prompt: list[int | str], at: int) -> int:
     if chain[: len(rest)] == rest:
         return len(rest)
     return next(same for same, (a, b) in enumerate(zip(chain, rest, strict=False)) if a != b)
+
+
+class Stretches(NamedTuple):
+    """Prompts as stretches of consecutive ids, each given as its first id and its length."""
+
+    per_prompt: NDArray[np.int64]
+    """How many each prompt has, shape (prompts,)."""
+    starts: NDArray[np.int64]
+    """First ids, of all stretches in a row. Ids of 63 bits and more wrap to negative ones."""
+    lengths: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, ids: NDArray[np.uint64], blocks: NDArray[np.int64]) -> Self:
+        """`ids` are those of all prompts in a row, `blocks` how many each prompt has."""
+        wrapped = ids.view(np.int64)
+        ends = np.cumsum(blocks)
+        begins = np.empty(len(wrapped), bool)
+        np.not_equal(wrapped[1:] - wrapped[:-1], 1, out=begins[1:])
+        begins[(ends - blocks)[blocks > 0]] = True
+        at = np.flatnonzero(begins)
+        per_prompt = np.diff(np.searchsorted(at, ends), prepend=0)
+        return cls(per_prompt, wrapped[at], np.diff(at, append=len(wrapped)))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """All prompts of `parts`, of which there is one or more."""
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def numbered(self) -> Self | None:
+        """What a new `Interner`'s `runs` gives for prompt after prompt, of all at once.
+
+        None where an id follows two different ids, or itself: such ids do not stand for all before
+        them, and take the tree. Where none does, an id is an edge of the tree: dense ids count the
+        ids in order of first appearance. Since the newest id ends its chain, a dense id is of the
+        same chain as the one before it in the prompt wherever it is one more: runs are stretches.
+        """
+        met = np.maximum.accumulate(np.concatenate(([0], self.starts + self.lengths)))[:-1]
+        runs = self
+        if not ((self.starts >= 0) & (self.starts <= met)).all():
+            # Not in that order already, as Mooncake's own files are.
+            runs = self._by_first_appearance()
+        return runs if runs.are_chains() else None
+
+    def _by_first_appearance(self) -> Self:
+        import pandas as pd  # noqa: PLC0415 - 0.2 s, for the files that need it
+
+        ends = np.cumsum(self.lengths)
+        ids = np.arange(ends[-1]) + np.repeat(self.starts - ends + self.lengths, self.lengths)
+        prompt = np.repeat(np.arange(len(self.per_prompt)), self.per_prompt)
+        blocks = np.zeros(len(self.per_prompt), np.int64)
+        np.add.at(blocks, prompt, self.lengths)
+        return type(self).of(pd.factorize(ids)[0].astype(np.uint64), blocks)
+
+    def are_chains(self) -> bool:
+        """Whether each id always follows the same one."""
+        before = np.empty_like(self.starts)
+        before[1:] = (self.starts + self.lengths)[:-1] - 1
+        before[(np.cumsum(self.per_prompt) - self.per_prompt)[self.per_prompt > 0]] = -1
+        order = np.argsort(self.starts, kind="stable")
+        starts, ends, before = (
+            self.starts[order],
+            (self.starts + self.lengths)[order],
+            before[order],
+        )
+        first = np.flatnonzero(np.diff(starts, prepend=-1))
+        again = np.diff(starts) == 0
+        if not len(first) or (again & (np.diff(before) != 0)).any():
+            return not len(first)
+        reach = np.maximum.reduceat(ends, first)
+        return bool((reach[:-1] <= starts[first][1:]).all())

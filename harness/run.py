@@ -29,6 +29,7 @@ from harness.plugins import apply, build
 from harness.prices import Prices
 from harness.seed import stream
 from harness.settings import number, whole
+from harness.stream import Stream
 from harness.trace import Trace
 
 
@@ -60,7 +61,8 @@ def run(config: DictConfig, out: Path, say: Callable[[str], None]) -> int:
 
 def load_trace(config: DictConfig) -> Trace:
     """The trace that the configuration names, after its transforms."""
-    trace: Trace = build(config, "trace")
+    built: Trace | Stream = build(config, "trace")
+    trace = built.whole() if isinstance(built, Stream) else built
     for name in config.transform or {}:
         where = f"transform.{name}"
         trace = apply(build(config, where), trace, where)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
+from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from harness.metrics import HIT_LABELS, column
 from harness.report import Figure
 from reports.canvas import FAINT, canvas
+from reports.likeness import COLUMNS, draw
 from reports.palette import HIT_COLOURS
 from reports.units import number, percent
 
@@ -21,34 +25,65 @@ _LINE = "#0072B2"
 _QUANTILES = ("P50", "P90", "P99")
 
 
+class Measured(Protocol):
+    """What `traces.profile.measure` gives: see there for the columns."""
+
+    profile: Any
+    capacity: pa.Table
+    working_set: pa.Table
+    distributions: pa.Table
+    load: pa.Table
+
+
 class Portrait:
-    """Three figures of one trace's profile."""
+    """A trace's profile, in figures."""
 
-    def render(self, profile: Mapping[str, Any], capacity: pa.Table, out: Path) -> list[Figure]:
-        """Hit rates, hits against cache capacity, and lengths; PNGs and PDFs into `out`.
+    def render(self, measured: Measured, out: Path) -> list[Figure]:
+        """Hits, lengths, distributions, hits by capacity, working set, load; PNGs into `out`.
 
-        `profile`: the figures of `traces.profile.Profile` by name. `capacity`: `capacity_tokens`,
-        `hit_share`.
+        Without the load where the trace does not say when its sessions began.
         """
-        figures = [_bins(profile, out), _lengths(profile, out)]
-        return [*figures, _capacity(profile, capacity, out)] if capacity.num_rows else figures
+        profile = asdict(measured.profile)
+        figures = [
+            _bins(profile, out),
+            _lengths(profile, out),
+            _distributions(measured.distributions, out),
+            _capacity(profile, measured.capacity, out),
+            _working_set(measured.working_set, profile, out),
+        ]
+        return [*figures, _load(measured.load, profile, out)] if len(measured.load) else figures
 
 
 def _bins(profile: Mapping[str, Any], out: Path) -> Figure:
     path = out / "hits.png"
     with canvas(path, 7.5, 3.2) as figure:
         axes: Axes = figure.subplots()
-        bars = axes.bar(HIT_LABELS, profile["bins"], color=HIT_COLOURS, width=0.8)
-        axes.bar_label(bars, [percent(share) for share in profile["bins"]], padding=2, fontsize=8)
+        at = np.arange(len(HIT_LABELS))
+        decoded = {"color": "none", "edgecolor": FAINT, "hatch": "////"}
+        for name, shift, style in (
+            ("bins", -0.2, {"color": HIT_COLOURS}),
+            ("decoded_bins", 0.2, decoded),
+        ):
+            bars = axes.bar(at + shift, profile[name], width=0.38, **style)
+            axes.bar_label(bars, [percent(each) for each in profile[name]], padding=2, fontsize=6)
+        axes.set_xticks(at, HIT_LABELS)
         axes.set(xlabel="ideal prefix-hit rate of a request", ylabel="share of requests")
         axes.yaxis.set_major_formatter(PercentFormatter(1))
     caption = (
         f"What an endless cache would hit, in the order of the trace: "
         f"{percent(profile['ideal_hit_mean'])} mean over {profile['requests']:,} requests, "
         f"{percent(profile['ideal_hit_token_weighted'])} of input tokens, "
-        f"{percent(profile['above_95'])} of requests above 95%."
+        f"{percent(profile['above_95'])} of requests above 95%. Hatched: if the tokens of answers "
+        f"are in the cache too, at most; then {percent(profile['decoded_hit_mean'])} mean, "
+        f"{percent(profile['decoded_above_95'])} above 95%."
     )
-    numbers = pa.table({"ideal_hit_rate": list(HIT_LABELS), "requests_share": profile["bins"]})
+    numbers = pa.table(
+        {
+            "ideal_hit_rate": list(HIT_LABELS),
+            "requests_share": profile["bins"],
+            "with_decoded_share": profile["decoded_bins"],
+        }
+    )
     return Figure(path, "Prefix hits", caption, numbers)
 
 
@@ -113,3 +148,64 @@ def _capacity(profile: Mapping[str, Any], capacity: pa.Table, out: Path) -> Figu
         f"{percent(profile['within_session_share'])} are on what the same session had used."
     )
     return Figure(path, "Hits against cache capacity", caption, capacity)
+
+
+def _distributions(distributions: pa.Table, out: Path) -> Figure:
+    path = out / "distributions.png"
+    widths = distributions.group_by("of", use_threads=False).aggregate(
+        [("value", "min"), ("value", "max")]
+    )
+    names = [row["of"] for row in widths.to_pylist() if row["value_min"] < row["value_max"]]
+    rows = max(1, ceil(len(names) / COLUMNS))
+    with canvas(path, 9, 2.4 * rows) as figure:
+        grid = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
+        for axes, name in zip(grid, names, strict=False):
+            of = distributions.filter(pc.equal(distributions.column("of"), name))
+            draw(axes, name, column(of, "value"), column(of, "share"), _LINE)
+        for axes in grid[len(names) :]:
+            axes.set_axis_off()
+    caption = (
+        "Share of requests (of sessions, for turns) at or under a value; what has one value only "
+        "is not drawn."
+    )
+    return Figure(path, "Distributions", caption, distributions)
+
+
+def _working_set(table: pa.Table, profile: Mapping[str, Any], out: Path) -> Figure:
+    path = out / "working_set.png"
+    windows = column(table, "window_requests")
+    with canvas(path, 7.5, 3.2) as figure:
+        axes: Axes = figure.subplots()
+        axes.plot(windows, column(table, "max_tokens"), color=FAINT, lw=1.2, ls="--", label="most")
+        axes.plot(windows, column(table, "mean_tokens"), color=_LINE, lw=1.8, label="mean")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(EngFormatter(sep=""))
+        axes.set(xlabel="requests in a row", ylabel="distinct tokens of their prompts")
+        axes.legend()
+    caption = (
+        f"The working set: what so many requests use, each block counted once. All "
+        f"{profile['requests']:,}: {number(float(column(table, 'max_tokens')[-1]))} tokens."
+    )
+    return Figure(path, "Working set", caption, table)
+
+
+def _load(table: pa.Table, profile: Mapping[str, Any], out: Path) -> Figure:
+    path = out / "load.png"
+    starts = column(table, "start_s")
+    width_s = float(starts[1] - starts[0])
+    with canvas(path, 7.5, 2.6) as figure:
+        axes: Axes = figure.subplots()
+        rates = column(table, "sessions") / width_s
+        axes.step(starts, rates, where="post", color=_LINE, lw=1.2)
+        axes.axhline(profile["starts_per_s"], color=FAINT, lw=1, ls="--")
+        axes.set(xlabel="time in the trace, s", ylabel="session starts a second", ylim=0)
+    caption = (
+        f"Session starts in {len(starts)} equal parts. Mean (dashed) "
+        f"{number(profile['starts_per_s'])} a second; the busiest part has "
+        f"{number(profile['starts_peak'])} times that. Burstiness, each 1 for a Poisson process: "
+        f"deviation over mean of the gaps {number(profile['starts_variation'])}, variance over "
+        f"mean of the parts' counts {number(profile['starts_dispersion'])}."
+    )
+    return Figure(path, "Load", caption, table)

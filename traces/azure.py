@@ -31,6 +31,7 @@ _DATE = (
     r"^(?P<second>[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2})"
     r"(?P<fraction>\.[0-9]{1,9})?(?P<zone>Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])?$"
 )
+_SOME_DATE = "2000-01-01 00:00:00"
 _DO = "give a date such as 2023-11-16 18:17:03.9799600 or 2024-05-12 00:00:00.001163+00:00"
 
 
@@ -71,16 +72,17 @@ def read(path: Path | str) -> Trace:
 
 def _nanoseconds(rows: Rows, name: str) -> NDArray[np.int64]:
     """Dates as nanoseconds since 1970 in UTC."""
-    dates = rows.columns[name]
-    rows.require(pc.match_substring_regex(dates, _DATE), name, "is not a date", _DO)
+    looks_right = pc.match_substring_regex(rows.columns[name], _DATE)
+    dates = rows.require(looks_right, name, "is not a date", _DO, instead=_SOME_DATE)
     parts = pc.extract_regex(dates, _DATE)
     second, fraction, zone = (parts.field(part) for part in ("second", "fraction", "zone"))
     try:
-        seconds = second.cast(pa.timestamp("s")).cast(pa.int64()).to_numpy()
+        moments = second.cast(pa.timestamp("s"))
     except pa.ArrowInvalid:
         good = [_is_date(each) for each in second.to_pylist()]
         rows.require(good, name, "is not a date", _DO)
-        raise
+        moments = pc.if_else(pa.array(good), second, _SOME_DATE).cast(pa.timestamp("s"))
+    seconds = moments.cast(pa.int64()).to_numpy()
     digits = pc.ascii_rpad(pc.utf8_replace_slice(fraction, 0, 1, ""), 9, "0")
     nanoseconds = digits.cast(pa.int64()).to_numpy()
     zones = zone.dictionary_encode()

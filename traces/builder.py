@@ -23,6 +23,10 @@ from numpy.typing import NDArray
 from harness.errors import TraceError
 from harness.interner import BlockIds, Interner
 from harness.trace import SCHEMA, Header, Source, Trace, build_table, file_digest
+from traces.faults import require_sound, spared
+
+_CYCLES = 10
+"""So many of a trace's cycles are told, where faults are gathered: each costs a look at it all."""
 
 
 @dataclass(slots=True)
@@ -103,7 +107,7 @@ class TraceBuilder:
         (the field that holds it, in a nested format) say where it stands. No output becomes one
         token: the prompt reached the server and filled its cache, and without the turn the hits of
         those after it would be false. Raises `TraceError` for a key given twice, two gates or none,
-        and more ids than `input_tokens` can hold.
+        and more ids than `input_tokens` can hold; then nothing is added.
         """
         turn = _Turn(
             key,
@@ -165,6 +169,7 @@ class TraceBuilder:
 
     def build(self) -> Trace:
         """The trace. Raises `TraceError` for an orphan, a cycle, or no turns at all."""
+        require_sound(self._path)
         self._link()
         self._lift_empty(self._parents_first())
         kept = [number for number, turn in enumerate(self._turns) if turn.input_tokens]
@@ -178,25 +183,35 @@ class TraceBuilder:
     def _link(self) -> None:
         for turn in self._turns:
             for parent in turn.parents:
-                number = self._numbers.get(parent)
-                if number is None:
-                    raise turn.error(
-                        f"an orphan: its parent {parent!r} is not in the trace",
-                        "add the parent, or drop the turn",
-                    )
-                turn.waits_for.append(number)
+                with spared():
+                    number = self._numbers.get(parent)
+                    if number is None:
+                        raise turn.error(
+                            f"an orphan: its parent {parent!r} is not in the trace",
+                            "add the parent, or drop the turn",
+                        )
+                    turn.waits_for.append(number)
+        require_sound(self._path)
 
     def _parents_first(self) -> Iterable[int]:
         """Numbers of turns, each after its parents."""
         graph = {number: turn.waits_for for number, turn in enumerate(self._turns)}
         if all(parent < number for number, waits in graph.items() for parent in waits):
             return graph
-        try:
-            return list(graphlib.TopologicalSorter(graph).static_order())
-        except graphlib.CycleError as error:
-            cycle = [self._turns[number] for number in error.args[1][:-1]]
-            keys = " after ".join(repr(turn.key) for turn in [*reversed(cycle), cycle[-1]])
-            raise cycle[-1].error(f"waits for itself: {keys}", "break the cycle") from None
+        order: list[int] = []
+        for _ in range(_CYCLES):
+            with spared():
+                try:
+                    order = list(graphlib.TopologicalSorter(graph).static_order())
+                    break
+                except graphlib.CycleError as error:
+                    numbers: list[int] = error.args[1][:-1]
+                cycle = [self._turns[number] for number in numbers]
+                graph |= dict.fromkeys(numbers, [])
+                keys = " after ".join(repr(turn.key) for turn in [*reversed(cycle), cycle[-1]])
+                raise cycle[-1].error(f"waits for itself: {keys}", "break the cycle")
+        require_sound(self._path)
+        return order
 
     def _lift_empty(self, parents_first: Iterable[int]) -> None:
         """Put in place of each empty turn what it waited for."""

@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from harness.errors import ConfigError
 from harness.trace import MAX_TOKENS, Header, Trace
@@ -53,14 +54,13 @@ def read(path: Path | str, failures: Literal["drop", "keep"] = "drop") -> Trace:
 
     times_s, inputs, outputs, agents = [], [], [], []
     for rows in csv_rows(path, COLUMNS, OPTIONAL, count=count):
-        _check(rows, count)
-        answers = rows.tokens("Response tokens")
+        prompts, answers = _checked(rows, count)
         kept = np.ones(len(rows), bool)
         if failures == "drop":
             kept = answers > 0
             count("failed_request_dropped", int((~kept).sum()))
         times_s.append(rows.times_s("Timestamp")[kept])
-        inputs.append(rows.tokens("Request tokens")[kept])
+        inputs.append(prompts[kept])
         outputs.append(answers[kept])
         agents.append(rows.columns["Log Type"].filter(pa.array(kept)))
     header = Header(
@@ -84,8 +84,10 @@ def read(path: Path | str, failures: Literal["drop", "keep"] = "drop") -> Trace:
     )
 
 
-def _check(rows: Rows, count: Callable[[str, int], None]) -> None:
-    """Refuse or count what the trace does not keep."""
+def _checked(
+    rows: Rows, count: Callable[[str, int], None]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Prompts and answers, in tokens. Refuses or counts what the trace does not keep."""
     rows.filled("Model")
     rows.require(
         pc.is_in(rows.columns["Log Type"], value_set=pa.array(LOG_TYPES)),
@@ -94,10 +96,11 @@ def _check(rows: Rows, count: Callable[[str, int], None]) -> None:
         f"give {' or '.join(LOG_TYPES)}",
     )
     total = rows.whole("Total tokens", 2 * MAX_TOKENS, " tokens")
-    parts = rows.tokens("Request tokens") + rows.tokens("Response tokens")
-    count("total_tokens_is_not_the_sum", int((total != parts).sum()))
+    prompts, answers = rows.tokens("Request tokens"), rows.tokens("Response tokens")
+    count("total_tokens_is_not_the_sum", int((total != prompts + answers).sum()))
     if "Elapsed time" in rows.columns:
         given = pc.not_equal(rows.columns["Elapsed time"], "").to_numpy(zero_copy_only=False)
         rows.of_rows(given).times_s("Elapsed time")
     if "Session ID" in rows.columns:
         count("session_id_not_used", pc.sum(pc.not_equal(rows.columns["Session ID"], "")).as_py())
+    return prompts, answers

@@ -29,16 +29,17 @@ import re
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, BinaryIO, Literal, get_args, get_origin, get_type_hints
 
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.errors import ConfigError, TraceError
+from harness.stream import Stream
 from harness.trace import MAX_TOKENS, SCHEMA, Header, Trace
 from traces.faults import require_sound, spared
 from traces.source import Row, json_rows, locate_file
@@ -59,13 +60,15 @@ _MAX = 2**62
 """The largest block id, or row: two of them still add up to 64 bits."""
 _JSON_TYPES = {int: int, str: str, Mapping: dict}
 """What a header's types are in JSON."""
+_GROUP_ROWS = 131_072
 _ROWS = 16_384
 """How many rows are in memory as Python objects at a time."""
 
 
-def save(trace: Trace, path: Path | str) -> None:
-    """Write a trace in one step, in place of any file of that name.
+def save(trace: Trace | Stream, path: Path | str) -> int:
+    """Write a trace in one step, in place of any file of that name; returns its requests.
 
+    Of a stream, only what it gives at a time is in memory, and what it holds back itself.
     `*.parquet` is Parquet, `*.jsonl` JSONL, `*.jsonl.gz` JSONL as gzip. Raises `ConfigError` for
     another name, `TraceError` where it cannot be written.
     """
@@ -74,13 +77,15 @@ def save(trace: Trace, path: Path | str) -> None:
     if write is None:
         raise ConfigError(f"{path}: name a file that ends in {', '.join(_FORMS)}")
     fresh = path.with_name(path.name + ".new")
+    stream = trace if isinstance(trace, Stream) else Stream(trace.header, iter([trace.table]))
     try:
-        write(trace, fresh)
+        rows = write(stream, fresh)
         fresh.replace(path)
     except OSError as error:
         raise TraceError(
             f"cannot be written ({error})", do="choose a folder that exists and has room", path=path
         ) from error
+    return rows
 
 
 def read(path: Path | str) -> Trace:
@@ -139,9 +144,26 @@ def _check_header(header: Header) -> None:
 # ---- Parquet
 
 
-def _write_parquet(trace: Trace, path: Path) -> None:
-    table = trace.table.replace_schema_metadata({_HEADER: trace.header.to_json()})
-    pq.write_table(table, path, compression="zstd")
+def _write_parquet(stream: Stream, path: Path) -> int:
+    schema = SCHEMA.with_metadata({_HEADER: stream.header.to_json()})
+    rows = 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for table in _grouped(stream.tables):
+            writer.write_table(table.replace_schema_metadata(schema.metadata))
+            rows += len(table)
+    return rows
+
+
+def _grouped(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The same rows in tables of a Parquet row group's size, or more."""
+    held: list[pa.Table] = []
+    for table in tables:
+        held.append(table)
+        if sum(map(len, held)) >= _GROUP_ROWS:
+            yield pa.concat_tables(held)
+            held = []
+    if held:
+        yield pa.concat_tables(held)
 
 
 def _begins_as_parquet(path: Path) -> bool:
@@ -196,30 +218,34 @@ def _kind(field: pa.Field) -> str:
 # ---- JSONL
 
 
-def _write_jsonl(trace: Trace, path: Path) -> None:
-    with path.open("wb") as stream:
-        stream.writelines(_lines(trace))
+def _write_jsonl(stream: Stream, path: Path) -> int:
+    with path.open("wb") as file:
+        return _write_lines(stream, file)
 
 
-def _write_gzip(trace: Trace, path: Path) -> None:
+def _write_gzip(stream: Stream, path: Path) -> int:
     # Without a name and a time inside, the same trace is the same file.
-    with path.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as stream:
-        stream.writelines(_lines(trace))
+    with path.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
+        return _write_lines(stream, file)
 
 
-_FORMS: dict[str, Callable[[Trace, Path], None]] = {
+_FORMS: dict[str, Callable[[Stream, Path], int]] = {
     ".parquet": _write_parquet,
     ".jsonl": _write_jsonl,
     ".jsonl.gz": _write_gzip,
 }
 
 
-def _lines(trace: Trace) -> Iterator[bytes]:
+def _write_lines(stream: Stream, file: BinaryIO | gzip.GzipFile) -> int:
     """The file, some rows at a time."""
-    yield f'{{"{_FIRST_LINE}": {trace.header.to_json()}}}\n'.encode()
-    for batch in trace.table.to_batches(max_chunksize=_ROWS):
-        rows = map(_line, batch.to_pylist())
-        yield b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
+    file.write(f'{{"{_FIRST_LINE}": {stream.header.to_json()}}}\n'.encode())
+    rows = 0
+    for table in stream.tables:
+        for batch in table.to_batches(max_chunksize=_ROWS):
+            lines = map(_line, batch.to_pylist())
+            file.writelines(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in lines)
+            rows += len(batch)
+    return rows
 
 
 def _line(row: dict[str, Any]) -> dict[str, Any]:

@@ -21,12 +21,14 @@ that tools took is inside, their events add nothing to it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Hashable
 from pathlib import Path
 
 from harness.errors import TraceError
 from harness.trace import MAX_TOKENS, Header, Trace
 from traces.builder import TraceBuilder
 from traces.events import Call, files, need, nested, nested_or_none, u64_ids, wait_in_order
+from traces.faults import require_sound, sound, spared
 from traces.source import Row, json_rows
 
 SCHEMA = "dynamo.request.trace.v1"
@@ -67,21 +69,24 @@ class _Log:
 
     def read(self, path: Path) -> None:
         for row in json_rows(path, self._count):
-            event = nested(row, "event") if "event" in row.values else row
-            need(event, "event_type", reader="dynamo")
-            kind = event.text("event_type")
-            if kind == "request_payload":
-                self.changes["request_payload_skipped"] += 1
-            elif kind == "request_end":
-                self._request(event)
-            elif kind in {"tool_end", "tool_error"}:
-                self._tool(event)
-            elif kind != "tool_start":
-                raise event.error(
-                    f"{kind!r} is unknown",
-                    "give request_end, request_payload, tool_start, tool_end or tool_error",
-                    "event_type",
-                )
+            with spared():
+                self._event(nested(row, "event") if "event" in row.values else row)
+
+    def _event(self, event: Row) -> None:
+        need(event, "event_type", reader="dynamo")
+        kind = event.text("event_type")
+        if kind == "request_payload":
+            self.changes["request_payload_skipped"] += 1
+        elif kind == "request_end":
+            self._request(event)
+        elif kind in {"tool_end", "tool_error"}:
+            self._tool(event)
+        elif kind != "tool_start":
+            raise event.error(
+                f"{kind!r} is unknown",
+                "give request_end, request_payload, tool_start, tool_end or tool_error",
+                "event_type",
+            )
 
     def _count(self, change: str) -> None:
         self.changes[change] += 1
@@ -121,10 +126,10 @@ class _Log:
             request.tokens("output_tokens"),
             ids,
         )
-        self.calls.append(call)
         context = nested_or_none(event, "agent_context")
         if context is not None:
             self._join_session(call, context)
+        self.calls.append(call)
 
     def _times_us(self, event: Row, request: Row) -> tuple[int, int]:
         """Begin and end. The event's own time stands in for what the request does not say."""
@@ -154,17 +159,17 @@ class _Log:
     def _join_session(self, call: Call, context: Row) -> None:
         need(context, "session_id")
         session = context.text("session_id")
-        self.sessions[session].append(call)
         parent = _text_or_none(context, "parent_session_id")
-        if parent is None:
-            return
-        first = self.parents.setdefault(session, context)
-        if first.values["parent_session_id"] != parent:
-            raise context.error(
-                f"{parent!r}, where line {first.line} has {first.values['parent_session_id']!r}",
-                "give a session one parent",
-                "parent_session_id",
-            )
+        if parent is not None:
+            first = self.parents.setdefault(session, context)
+            other = first.values["parent_session_id"]
+            if other != parent:
+                raise context.error(
+                    f"{parent!r}, where line {first.line} has {other!r}",
+                    "give a session one parent",
+                    "parent_session_id",
+                )
+        self.sessions[session].append(call)
 
     def _tool(self, event: Row) -> None:
         _check_schema(event)
@@ -193,7 +198,11 @@ class _Log:
     # ---- who waits for whom
 
     def link(self) -> None:
+        """Find out. Only where the rows were sound."""
         called = self._called()
+        self._check_parents()
+        if not sound():
+            return
         for calls in self.sessions.values():
             calls.sort(key=lambda call: (call.start_us, call.end_us, str(call.key)))
             wait_in_order(calls, _SLACK_US)
@@ -213,26 +222,42 @@ class _Log:
         by_id = {call.key: call for call in self.calls}
         called: dict[str, _Tool] = {}
         for tool in self.tools:
-            for name, request in (
-                ("source_request_id", tool.source),
-                ("consumer_request_id", tool.consumer),
-            ):
-                if request is not None and by_id.get(request) not in self.sessions[tool.session]:
+            with spared():
+                self._check_requests(tool, by_id)
+                if tool.child is None or tool.child not in self.sessions:
+                    continue
+                if tool.child in called:
                     raise tool.row.error(
-                        f"{request!r} is no request of session {tool.session!r}",
-                        "add the request, or drop the tool event",
-                        name,
+                        f"{tool.child!r} is of line {called[tool.child].row.line} too",
+                        "give a child session one tool event",
+                        "child_session_id",
                     )
-            if tool.child is None or tool.child not in self.sessions:
-                continue
-            if tool.child in called:
-                raise tool.row.error(
-                    f"{tool.child!r} is of line {called[tool.child].row.line} too",
-                    "give a child session one tool event",
-                    "child_session_id",
-                )
-            called[tool.child] = tool
+                called[tool.child] = tool
         return called
+
+    def _check_requests(self, tool: _Tool, by_id: dict[Hashable, Call]) -> None:
+        for name, request in (
+            ("source_request_id", tool.source),
+            ("consumer_request_id", tool.consumer),
+        ):
+            if request is not None and by_id.get(request) not in self.sessions[tool.session]:
+                raise tool.row.error(
+                    f"{request!r} is no request of session {tool.session!r}",
+                    "add the request, or drop the tool event",
+                    name,
+                )
+
+    def _check_parents(self) -> None:
+        """Refuse a session whose parent has no requests."""
+        for context in self.parents.values():
+            with spared():
+                parent = context.values["parent_session_id"]
+                if parent not in self.sessions:
+                    raise context.error(
+                        f"an orphan: session {parent!r} has no requests in the trace",
+                        "read all files of the trace: name their folder",
+                        "parent_session_id",
+                    )
 
     def _line(self, session: str) -> list[str]:
         """The session, its parent, the parent's parent, up to the one that nobody called."""
@@ -243,12 +268,6 @@ class _Log:
                 raise context.error(
                     f"waits for itself: {' called by '.join(map(repr, [*line, parent]))}",
                     "break the cycle",
-                    "parent_session_id",
-                )
-            if parent not in self.sessions:
-                raise context.error(
-                    f"an orphan: session {parent!r} has no requests in the trace",
-                    "read all files of the trace: name their folder",
                     "parent_session_id",
                 )
             line.append(parent)
@@ -296,9 +315,11 @@ def read(path: Path | str) -> Trace:
     log = _Log()
     ends = []
     for each in paths:
-        log.read(each)
+        with spared():
+            log.read(each)
         ends.append(len(log.calls))
     if not log.calls:
+        require_sound(path)
         raise TraceError(
             "no request_end in it",
             do="record with DYN_REQUEST_TRACE_RECORDS=request_end,tool",
@@ -313,13 +334,15 @@ def read(path: Path | str) -> Trace:
         licence="Apache-2.0",
     )
     builder = TraceBuilder(header, ids_field="input_sequence_hashes")
-    log.link()
+    if sound():
+        log.link()
     zero_us = min(call.start_us for call in log.calls)
     for each, low, high in zip(paths, [0, *ends], ends, strict=False):
         builder.file(each)
         # A request is noted when it ends, so their begins are not in the order of the lines.
         for call in sorted(log.calls[low:high], key=lambda call: call.start_us):
-            call.add_to(builder, zero_us)
+            with spared():
+                call.add_to(builder, zero_us)
     for change, turns in log.changes.items():
         if turns:
             builder.count(change, turns)

@@ -1,8 +1,8 @@
 """Where a reader's complaints go: the first is raised, or all are gathered and told together.
 
-A reader works on a row, or a turn, inside `with spared():`. Where nobody gathers, that does nothing
-and the first `TraceError` ends the reading. Inside `gathering()` the row at fault is left out
-instead, and reading goes on.
+A reader works on a row, a turn, or a file of a folder inside `with spared():`. Where nobody
+gathers, that does nothing and the first `TraceError` ends the reading. Inside `gathering()` what is
+at fault is left out instead, and reading goes on.
 
 As in a compiler, one stage's faults end the next: what is missing because its row was at fault is
 no fault of its own. So a reader looks for orphans and cycles, and makes a trace, only where the
@@ -12,8 +12,8 @@ rows were `sound()`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +21,11 @@ from types import TracebackType
 
 from harness.errors import TraceError
 
-LINES_KEPT = 10
-"""Of a kind of fault: the first lines where it was met."""
+PLACES_KEPT = 10
+"""Of a kind of fault: the first places where it was met."""
+
+KINDS_KEPT = 1000
+"""A file of another format can have as many kinds as it has rows."""
 
 
 @dataclass
@@ -31,35 +34,53 @@ class Kind:
 
     first: TraceError
     count: int = 0
-    """How many rows have it."""
+    """How often it was met: once a row, or a value."""
     lines: list[int] = field(default_factory=list)
-    """The first `LINES_KEPT` of their lines, where the format has lines."""
+    """The first `PLACES_KEPT` of their lines, where the format has lines."""
+    fields: list[str] = field(default_factory=list)
+    """The same of their fields, where it has none: `requests[3].in`."""
 
 
 class Faults:
     """What was found wrong, by kind, in the order met."""
 
     def __init__(self, most: int | None = None) -> None:
-        self.most = most
-        self.kinds: dict[tuple[Path | str | None, str, str], Kind] = {}
+        self.kinds: dict[tuple[str, str, str], Kind] = {}
+        """The first `KINDS_KEPT`."""
         self.count = 0
+        """How many faults, of any kind."""
+        self.rows = 0
+        """How many rows were looked at, where the reader says so."""
+        self.full = False
+        """Whether reading was ended because there were too many."""
+        self._most = most
 
-    def add(self, error: TraceError, rows: int = 1, lines: Iterator[int] | None = None) -> None:
-        """Note a fault of so many rows. Raises `TooManyFaults` at the limit."""
-        key = (error.path, _pattern(error.field or ""), _pattern(error.do))
-        kind = self.kinds.setdefault(key, Kind(error))
-        kind.count += rows
+    def add(self, error: TraceError, rows: int = 1, lines: Iterable[int] = ()) -> None:
+        """Note a fault of so many rows. Ends the reading when there are too many."""
         self.count += rows
-        for line in lines or ([] if error.line is None else [error.line]):
-            if len(kind.lines) == LINES_KEPT:
-                break
-            kind.lines.append(line)
-        if self.most is not None and self.count >= self.most:
-            raise TooManyFaults
+        key = (str(error.path or ""), _pattern(error.field or ""), _pattern(error.do))
+        kind = self.kinds.get(key)
+        if kind is None and len(self.kinds) < KINDS_KEPT:
+            # Each holds the frames it came through, and so their rows.
+            error.__traceback__ = error.__cause__ = error.__context__ = None
+            kind = self.kinds[key] = Kind(error)
+        if kind is not None:
+            _note(kind, error, rows, lines)
+        if self._most is not None and self.count >= self._most:
+            self.full = True
+            raise _Ended("too many faults", do="mend these first", path=error.path)
 
 
-class TooManyFaults(Exception):
-    """The limit of a `Faults` is reached; the reading was ended."""
+def _note(kind: Kind, error: TraceError, rows: int, lines: Iterable[int]) -> None:
+    kind.count += rows
+    if error.line is None:
+        if error.field is not None and len(kind.fields) < PLACES_KEPT:
+            kind.fields.append(error.field)
+        return
+    for line in lines or (error.line,):
+        if len(kind.lines) == PLACES_KEPT:
+            break
+        kind.lines.append(line)
 
 
 def _pattern(text: str) -> str:
@@ -67,29 +88,29 @@ def _pattern(text: str) -> str:
     return re.sub(r"[0-9]+", "N", text)
 
 
+class _Ended(TraceError):
+    """The reading ends here, without a trace: why is told by the faults gathered."""
+
+
 _now: ContextVar[Faults | None] = ContextVar("faults", default=None)
 
 
 @contextmanager
 def gathering(most: int | None = None) -> Iterator[Faults]:
-    """Gather the faults of what is read inside; at most so many, then reading ends early.
+    """Gather the faults of what is read inside; at `most` of them reading ends.
 
-    What is inside may still raise a `TraceError`: of a file that is unusable as a whole, or of a
-    trace that cannot be made of rows some of which were at fault. It is gathered too.
+    A `TraceError` that is raised inside all the same, of a file that is unusable as a whole, is
+    gathered too.
     """
     faults = Faults(most)
     token = _now.set(faults)
     try:
         yield faults
-    except TraceError as error:
-        if not isinstance(error, _Unsound):
-            faults.count += 1
-            key = (error.path, error.field or "", error.do)
-            kind = faults.kinds.setdefault(key, Kind(error))
-            kind.count += 1
-            kind.lines += [error.line] if error.line is not None else []
-    except TooManyFaults:
+    except _Ended:
         pass
+    except TraceError as error:
+        with suppress(_Ended):
+            faults.add(error)
     finally:
         _now.reset(token)
 
@@ -104,7 +125,7 @@ class _Spared:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        if error is None or not isinstance(error, TraceError):
+        if not isinstance(error, TraceError) or isinstance(error, _Ended):
             return False
         faults = _now.get()
         if faults is None:
@@ -121,12 +142,24 @@ def spared() -> _Spared:
     return _SPARED
 
 
-def report(error: TraceError, rows: int, lines: Iterator[int]) -> None:
+def report(error: TraceError, rows: int, lines: Iterable[int]) -> None:
     """A fault of many rows at once: raised, or gathered with their lines."""
     faults = _now.get()
     if faults is None:
         raise error
     faults.add(error, rows, lines)
+
+
+def seen(rows: int = 1) -> None:
+    """So many more rows are looked at: faults are told as so many of these."""
+    faults = _now.get()
+    if faults is not None:
+        faults.rows += rows
+
+
+def gathered() -> bool:
+    """Whether somebody gathers."""
+    return _now.get() is not None
 
 
 def sound() -> bool:
@@ -135,11 +168,7 @@ def sound() -> bool:
     return faults is None or faults.count == 0
 
 
-class _Unsound(TraceError):
-    """No trace: rows of it were at fault, each of which is told."""
-
-
 def require_sound(path: Path | str | None) -> None:
     """End the reading here where rows were at fault: they are told instead."""
     if not sound():
-        raise _Unsound("rows are at fault", do="mend them", path=path)
+        raise _Ended("rows are at fault", do="mend them", path=path)

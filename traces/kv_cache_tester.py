@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
@@ -29,6 +30,7 @@ from typing import Final, Literal
 from harness.errors import TraceError
 from harness.trace import MAX_TOKENS, Header, Trace
 from traces.builder import TraceBuilder
+from traces.faults import require_sound, seen, spared
 from traces.source import Row, json_document, listing, locate, locate_file, read_text
 
 # The fields that are read, and those that are known and left alone.
@@ -92,17 +94,18 @@ class _Session:
         """
         line: list[_Call] = []
         called: list[Row] = []
+        seen(len(entries))
         for entry in entries:
-            kind = entry.values.get("type")
-            if kind == "subagent":
-                entry.expect(_SUBAGENT, _SUBAGENT_OPTIONAL)
-                called.append(entry)
-            elif kind in {"n", "s"}:
+            with spared():
+                kind = entry.values.get("type")
+                if kind == "subagent":
+                    entry.expect(_SUBAGENT, _SUBAGENT_OPTIONAL)
+                    called.append(entry)
+                    continue
                 entry.expect(_REQUEST, _REQUEST_OPTIONAL)
+                if kind not in ("n", "s"):
+                    raise entry.error(f"{kind!r} is unknown", "give n, s or subagent", "type")
                 line.append(_call(entry, agent, zero_s))
-            else:
-                entry.expect(_REQUEST, _REQUEST_OPTIONAL)
-                raise entry.error(f"{kind!r} is unknown", "give n, s or subagent", "type")
         self.changes["rows_out_of_order"] += sum(
             after.start_s < before.start_s for before, after in pairwise(line)
         )
@@ -112,7 +115,8 @@ class _Session:
                 call.wait_for(before)
         self.calls += line
         for entry in called:
-            self._call_agent(entry, line, zero_s, caller)
+            with spared():
+                self._call_agent(entry, line, zero_s, caller)
         return line
 
     def _call_agent(
@@ -160,19 +164,20 @@ class _Session:
                 end_s = max(each.end_s(rate) for each in call.waits_for)
                 delay_s = _microseconds(call.start_s - end_s)
                 self.changes["negative_delay_clamped_to_0"] += delay_s < 0
-            builder.add(
-                (name, call.row.within),
-                session=name,
-                parents=[(name, each.row.within) for each in call.waits_for],
-                recorded_s=call.start_s - self.calls[0].start_s,
-                arrival_s=None if call.waits_for else call.start_s - self.calls[0].start_s,
-                delay_s=None if delay_s is None else max(0.0, delay_s),
-                input_tokens=call.row.tokens("in"),
-                output_tokens=call.output_tokens,
-                block_ids=call.row.block_ids("hash_ids"),
-                agent=call.agent,
-                within=call.row.within,
-            )
+            with spared():
+                builder.add(
+                    (name, call.row.within),
+                    session=name,
+                    parents=[(name, each.row.within) for each in call.waits_for],
+                    recorded_s=call.start_s - self.calls[0].start_s,
+                    arrival_s=None if call.waits_for else call.start_s - self.calls[0].start_s,
+                    delay_s=None if delay_s is None else max(0.0, delay_s),
+                    input_tokens=call.row.tokens("in"),
+                    output_tokens=call.output_tokens,
+                    block_ids=call.row.block_ids("hash_ids"),
+                    agent=call.agent,
+                    within=call.row.within,
+                )
         for change, turns in self.changes.items():
             if turns:
                 builder.count(change, turns)
@@ -199,30 +204,30 @@ def read(path: Path | str) -> Trace:
     Sessions have no common clock: each starts at 0, and the header says `session_starts="unknown"`.
     Raises `TraceError`.
     """
-    files = _files(locate(path))
-    documents = map(_document, files)
+    documents = _documents(_files(locate(path)))
     first = next(documents)
     header = _header(first)
     builder = TraceBuilder(header, ids_field="hash_ids")
-    seen: dict[str, Path] = {}
+    names: dict[str, Path] = {}
     untimed: list[tuple[Path, str, _Session]] = []
     s_per_token: list[float] = []
     for document in chain([first], documents):
-        name = document.text("id")
-        if name in seen:
-            raise document.error(
-                f"session {name!r} is in {seen[name].name} too", "remove one of the two", "id"
-            )
-        seen[name] = document.path
-        _same(header, document, first.path)
-        session = _Session(document)
-        own = session.s_per_token()
-        s_per_token += own
-        if own:
-            builder.file(document.path)
-            session.add_to(builder, name, median(own))
-        else:
-            untimed.append((document.path, name, session))
+        with spared():
+            name = document.text("id")
+            if name in names:
+                raise document.error(
+                    f"session {name!r} is in {names[name].name} too", "remove one of the two", "id"
+                )
+            names[name] = document.path
+            _same(header, document, first.path)
+            session = _Session(document)
+            own = session.s_per_token()
+            s_per_token += own
+            if own:
+                builder.file(document.path)
+                session.add_to(builder, name, median(own))
+            else:
+                untimed.append((document.path, name, session))
     for each, name, session in untimed:
         builder.file(each)
         session.add_to(builder, name, median(s_per_token) if s_per_token else None)
@@ -241,6 +246,22 @@ def _files(path: Path) -> list[Path]:
             path=path,
         )
     return files
+
+
+def _documents(files: list[Path]) -> Iterator[Row]:
+    """The session of each file, one at least."""
+    found = False
+    for each in files:
+        sound = None
+        with spared():
+            document = _document(each)
+            _header(document)
+            sound = document
+        if sound is not None:
+            found = True
+            yield sound
+    if not found:
+        require_sound(files[0])
 
 
 def _document(path: Path) -> Row:

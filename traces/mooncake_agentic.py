@@ -22,10 +22,12 @@ import graphlib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.trace import MAX_TOKENS, Header, Trace
 from traces.builder import TraceBuilder
 from traces.events import need, u64_ids
+from traces.faults import require_sound, sound, spared
 from traces.source import Row, json_rows, locate_file
 
 SCHEMA = "dynamo.agentic_mooncake"
@@ -33,6 +35,15 @@ VERSION = 2
 
 _ALIASES = {"input_length": "input_tokens", "output_length": "output_tokens"}
 _TRIGGERS = ("completion", "dispatch")
+
+
+class _Wait(NamedTuple):
+    """A dependency: on which request, and how long after its end or start."""
+
+    row: Row
+    name: str
+    trigger: str
+    delay_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +56,10 @@ class _Request:
     session: str
     not_before_s: float
     took_s: float
-    waits_for: list[Row]
+    input_tokens: int
+    output_tokens: int
+    block_ids: list[int]
+    waits_for: list[_Wait]
     parents: tuple[str, ...] = ()
     gate_s: float = 0.0
     """The delay where there are parents, else the arrival."""
@@ -67,40 +81,44 @@ def read(path: Path | str) -> Trace:
         changes[change] += 1
 
     rows = json_rows(path, count)
-    builder = TraceBuilder(_header(next(rows)), ids_field="hash_ids")
+    first_row = next(rows)
+    require_sound(path)
+    builder = TraceBuilder(_header(first_row), ids_field="hash_ids")
     builder.file(path)
     requests: dict[str, _Request] = {}
     for row in rows:
-        request = _request(row)
-        if request.name in requests:
-            raise row.error(
-                f"{request.name!r} is in line {requests[request.name].row.line} too",
-                "remove one of the two",
-                "request_id",
-            )
-        requests[request.name] = request
+        with spared():
+            request = _request(row)
+            if request.name in requests:
+                raise row.error(
+                    f"{request.name!r} is in line {requests[request.name].row.line} too",
+                    "remove one of the two",
+                    "request_id",
+                )
+            requests[request.name] = request
     first: dict[str, str] = {}
     for request in requests.values():
         first.setdefault(request.play, request.session)
-    for request in _parents_first(requests):
-        _set_gate(request, requests, changes)
+    if sound():
+        for request in _parents_first(requests):
+            _set_gate(request, requests, changes)
     zero_s = min((each.start_s for each in requests.values()), default=0.0)
     for request in sorted(requests.values(), key=lambda each: (each.start_s, each.depth)):
-        row = request.row
         start_s = _microseconds(request.start_s - zero_s)
-        builder.add(
-            request.name,
-            session=request.play,
-            parents=request.parents,
-            recorded_s=start_s,
-            arrival_s=None if request.parents else start_s,
-            delay_s=request.gate_s if request.parents else None,
-            input_tokens=row.tokens(_alias(row, "input_length")),
-            output_tokens=row.tokens(_alias(row, "output_length")),
-            block_ids=u64_ids(row, "hash_ids"),
-            agent="main" if request.session == first[request.play] else request.session,
-            line=row.line,
-        )
+        with spared():
+            builder.add(
+                request.name,
+                session=request.play,
+                parents=request.parents,
+                recorded_s=start_s,
+                arrival_s=None if request.parents else start_s,
+                delay_s=request.gate_s if request.parents else None,
+                input_tokens=request.input_tokens,
+                output_tokens=request.output_tokens,
+                block_ids=request.block_ids,
+                agent="main" if request.session == first[request.play] else request.session,
+                line=request.row.line,
+            )
     for change, turns in changes.items():
         if turns:
             builder.count(change, turns)
@@ -131,23 +149,26 @@ def _request(row: Row) -> _Request:
     lengths = (_alias(row, name) for name in _ALIASES)
     need(row, "request_id", "play_id", "session_id", *lengths, "hash_ids", "not_before_ms")
     waits_for = row.rows("dependencies") if "dependencies" in row.values else []
-    for wait in waits_for:
-        need(wait, "request_id", "trigger", "delay_ms")
-        if wait.text("trigger") not in _TRIGGERS:
-            raise wait.error(
-                f"{wait.values['trigger']!r} is unknown",
-                f"give {' or '.join(_TRIGGERS)}",
-                "trigger",
-            )
     return _Request(
-        row,
+        Row({}, row.path, row.line),  # what is read of it stands below
         row.text("request_id"),
         row.text("play_id"),
         row.text("session_id"),
         row.time_s("not_before_ms", "ms"),
         row.time_s_or_none("recorded_api_time_ms", "ms") or 0.0,
-        waits_for,
+        row.tokens(_alias(row, "input_length")),
+        row.tokens(_alias(row, "output_length")),
+        u64_ids(row, "hash_ids"),
+        [_wait(each) for each in waits_for],
     )
+
+
+def _wait(row: Row) -> _Wait:
+    need(row, "request_id", "trigger", "delay_ms")
+    trigger = row.text("trigger")
+    if trigger not in _TRIGGERS:
+        raise row.error(f"{trigger!r} is unknown", f"give {' or '.join(_TRIGGERS)}", "trigger")
+    return _Wait(row, row.text("request_id"), trigger, row.time_s("delay_ms", "ms"))
 
 
 def _parents_first(requests: dict[str, _Request]) -> list[_Request]:
@@ -156,20 +177,23 @@ def _parents_first(requests: dict[str, _Request]) -> list[_Request]:
     for request in requests.values():
         graph[request.name] = []
         for wait in request.waits_for:
-            other = requests.get(wait.text("request_id"))
-            if other is None:
-                raise wait.error(
-                    f"an orphan: {wait.values['request_id']!r} is not in the trace",
-                    "add the request, or drop the dependency",
-                    "request_id",
-                )
-            if other.play != request.play:
-                raise wait.error(
-                    f"{other.name!r} is of play {other.play!r}, not of {request.play!r}",
-                    "give both one play_id",
-                    "request_id",
-                )
-            graph[request.name].append(other.name)
+            with spared():
+                other = requests.get(wait.name)
+                if other is None:
+                    raise wait.row.error(
+                        f"an orphan: {wait.name!r} is not in the trace",
+                        "add the request, or drop the dependency",
+                        "request_id",
+                    )
+                if other.play != request.play:
+                    raise wait.row.error(
+                        f"{other.name!r} is of play {other.play!r}, not of {request.play!r}",
+                        "give both one play_id",
+                        "request_id",
+                    )
+                graph[request.name].append(other.name)
+    if not sound():
+        return []
     try:
         return [requests[name] for name in graphlib.TopologicalSorter(graph).static_order()]
     except graphlib.CycleError as error:
@@ -186,10 +210,10 @@ def _set_gate(request: _Request, requests: dict[str, _Request], changes: Counter
     arrival_s = request.not_before_s
     arrivals = 0
     for wait in request.waits_for:
-        other = requests[wait.text("request_id")]
+        other = requests[wait.name]
         request.depth = max(request.depth, other.depth + 1)
-        delay_s = wait.time_s("delay_ms", "ms")
-        if wait.values["trigger"] == "completion":
+        delay_s = wait.delay_s
+        if wait.trigger == "completion":
             parents.append(other.name)
             delays.add(delay_s)
         elif other.parents:

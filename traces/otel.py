@@ -42,6 +42,7 @@ from traces.events import (
     unix_us,
     wait_in_order,
 )
+from traces.faults import seen, spared
 from traces.source import Row
 
 _OPERATIONS = ("chat", "text_completion", "generate_content")
@@ -120,11 +121,15 @@ class _Spans:
         self._path = path
         self._spans: dict[tuple[str, str], Row] = {}
         self._checked: set[tuple[str, str]] = set()
-        for span in document(path, "otel", "spans").rows("spans"):
-            self._note(span)
+        spans = document(path, "otel", "spans").rows("spans")
+        seen(len(spans))
+        for span in spans:
+            with spared():
+                self._note(span)
         for key, span in self._spans.items():
-            self._check_parents(key, span)
-            self._read(key, span)
+            with spared():
+                self._check_parents(key, span)
+                self._read(key, span)
 
     def _note(self, span: Row) -> None:
         need(span, "trace_id", "span_id", "start_time", "end_time")
@@ -142,21 +147,22 @@ class _Spans:
 
     def _check_parents(self, key: tuple[str, str], span: Row) -> None:
         """Refuse a span that is inside itself, and note one whose parent is not in the file."""
-        seen = {key[1]: None}
+        inside = {key[1]: None}
         at = span
         while at.values.get("parent_span_id"):
             parent = at.text("parent_span_id")
-            if parent in seen:
+            if parent in inside:
+                self._checked.update((key[0], each) for each in inside)
                 raise span.error(
-                    f"is inside itself: {' in '.join([*seen, parent])}",
+                    f"is inside itself: {' in '.join([*inside, parent])}",
                     "break the cycle",
                     "parent_span_id",
                 )
-            seen[parent] = None
+            inside[parent] = None
             found = self._spans.get((key[0], parent))
             if found is None:
                 self._changes["parent_span_not_in_file"] += at is span
-            if found is None or (key[0], parent) in self._checked:
+            if found is None or not self._checked.isdisjoint({key, (key[0], parent)}):
                 break
             at = found
         self._checked.add(key)
@@ -221,8 +227,12 @@ def read(path: Path | str, block_tokens: int = 16) -> Trace:
         raise ConfigError(f"trace.block_tokens is {block_tokens}: give 1 or more")
     paths = files(path, ".json")
     changes: Counter[str] = Counter()
-    spans = [_Spans(each, changes) for each in paths]
-    zero_us = min((call.start_us for each in spans for call in each.parts), default=0)
+    spans: dict[Path, _Spans] = {}
+    for each in paths:
+        with spared():
+            spans[each] = _Spans(each, changes)
+    starts = (call.start_us for own in spans.values() for call in own.parts)
+    zero_us = min(starts, default=0)
     header = Header(
         format="otel",
         block_tokens=block_tokens,
@@ -231,12 +241,12 @@ def read(path: Path | str, block_tokens: int = 16) -> Trace:
         time_unit="ISO 8601",
         licence="unknown",
         prefix_data="recorded"
-        if any(any(each.parts.values()) for each in spans)
+        if any(any(own.parts.values()) for own in spans.values())
         else "synthesised",
     )
     builder = TraceBuilder(header, ids_field=_MESSAGES)
     prompts = _Prompts(block_tokens)
-    for each, own in zip(paths, spans, strict=True):
+    for each, own in spans.items():
         builder.file(each)
         calls = sorted(own.parts, key=lambda call: call.start_us)
         sessions: defaultdict[Hashable, list[Call]] = defaultdict(list)
@@ -246,7 +256,8 @@ def read(path: Path | str, block_tokens: int = 16) -> Trace:
             wait_in_order(session)
         for call in calls:
             call.block_ids = prompts.ids(own.parts[call], call.input_tokens)
-            call.add_to(builder, zero_us)
+            with spared():
+                call.add_to(builder, zero_us)
     for change, turns in changes.items():
         if turns:
             builder.count(change, turns)

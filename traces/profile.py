@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from harness import metrics
 from harness.pacing import first_arrivals
 from harness.trace import Trace
-from traces.capacity import CapacityCurve, capacity_curve
+from traces import sketch
+from traces.capacity import CapacityCurve, capacity_curve, working_set
+
+PARTS = 100
+"""Equal parts of a trace in which session starts are counted."""
 
 _SHORT_TOKENS = 500
 
@@ -31,6 +36,11 @@ class Profile:
     """Share of requests with an ideal hit rate above 95%."""
     bins: tuple[float, ...]
     """Share of requests in each of `metrics.HIT_LABELS`."""
+    decoded_hit_mean: float
+    """As `ideal_hit_mean`, the tokens of answers counted as cached: see `decoded_hit_tokens`."""
+    decoded_hit_token_weighted: float
+    decoded_above_95: float
+    decoded_bins: tuple[float, ...]
     input_tokens: tuple[float, ...]
     output_tokens: tuple[float, ...]
     outputs_under_500: float
@@ -40,10 +50,33 @@ class Profile:
     """Between a turn and the end of its parents; NaN where no turn has one."""
     starts_variation: float
     """Standard deviation over mean of the times between session starts: 1 for a Poisson process."""
+    starts_per_s: float
+    """Session starts a second in the mean; NaN, as those around it, where they are not known."""
+    starts_dispersion: float
+    """Variance over mean of the starts in `PARTS` equal parts of the trace: 1 for Poisson."""
+    starts_peak: float
+    """Those in the busiest part over their mean."""
     enough_tokens: int
     """The smallest cache that hits as much as an endless one."""
     within_session_share: float
     """Of an endless cache's hits, those on what the same session had used; NaN without hits."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All that is measured of a trace."""
+
+    profile: Profile
+    capacity: pa.Table
+    """Hits against capacity: `CapacityCurve.table`."""
+    working_set: pa.Table
+    """`capacity.working_set`, and `mean_tokens`, `max_tokens`: its blocks in tokens."""
+    distributions: pa.Table
+    """`of` (a name of `sketch.samples`), `share`, `value`: quantiles."""
+    load: pa.Table
+    """`start_s`, `sessions`: session starts in each part of the trace; empty where not known."""
+    sketch: dict[str, Any]
+    """What a twin is drawn from: JSON-able."""
 
 
 def profile(trace: Trace) -> Profile:
@@ -51,38 +84,122 @@ def profile(trace: Trace) -> Profile:
     return _figures(trace, capacity_curve(trace))
 
 
-def measure(trace: Trace) -> tuple[dict[str, Any], pa.Table]:
-    """The same by name, JSON-able but for NaN, and hits against capacity, a row a capacity."""
+def measure(trace: Trace) -> Measured:
+    """All of one trace."""
     curve = capacity_curve(trace)
-    return asdict(_figures(trace, curve)), curve.table
+    drawn = sketch.fit(trace)
+    points = [
+        (name, share, value)
+        for name, spread in drawn.like.items()
+        for share, value in zip(spread.shares, spread.values, strict=True)
+    ]
+    names, shares, values = zip(*points, strict=True)
+    return Measured(
+        _figures(trace, curve),
+        curve.table,
+        _in_tokens(working_set(trace), trace.header.block_tokens),
+        pa.table({"of": names, "share": shares, "value": values}),
+        _load(trace),
+        sketch.to_json(drawn),
+    )
+
+
+def _in_tokens(table: pa.Table, block_tokens: int) -> pa.Table:
+    for name in ("mean", "max"):
+        tokens = pc.multiply(table.column(f"{name}_blocks"), block_tokens)
+        table = table.append_column(f"{name}_tokens", tokens)
+    return table
+
+
+def decoded_hit_tokens(trace: Trace) -> NDArray[np.int64]:
+    """As `Trace.ideal_hit_tokens`, of a cache that has the answers too: (turns,).
+
+    A prompt whose hit reaches the last whole block of a parent's is taken to go on with that
+    parent's answer, so of it the parent's input and output are cached. An upper bound: traces have
+    no tokens, and a client may have dropped the thinking or laid the answer out anew.
+    """
+    block = trace.header.block_tokens
+    hits = trace.ideal_hit_tokens.astype(np.int64)
+    inputs, outputs = trace.input_tokens.astype(np.int64), trace.output_tokens.astype(np.int64)
+    offsets, parents = trace.parents()
+    child = np.repeat(np.arange(len(trace)), np.diff(offsets))
+    goes_on = hits[child] >= inputs[parents] // block * block
+    child, parents = child[goes_on], parents[goes_on]
+    cached = np.minimum(inputs[parents] + outputs[parents], inputs[child])
+    np.maximum.at(hits, child, cached)
+    return hits
 
 
 def _figures(trace: Trace, curve: CapacityCurve) -> Profile:
     rates = trace.ideal_hit_rates
-    counts = np.bincount(metrics.hit_bin(rates), minlength=len(metrics.HIT_LABELS))
+    decoded = decoded_hit_tokens(trace)
+    decoded_rates = decoded / trace.input_tokens
     delays = trace.column("delay_s")
     hits = curve.unbounded_hit_tokens
+    load = _load(trace).column("sessions").to_numpy()
     return Profile(
         requests=len(trace),
         sessions=trace.sessions,
         ideal_hit_mean=float(rates.mean()),
         ideal_hit_token_weighted=trace.ideal_hit_token_weighted,
-        above_95=float((rates > metrics.HIT_EDGES[2]).mean()),
-        bins=tuple((counts / len(trace)).tolist()),
+        above_95=_above_95(rates),
+        bins=_bins(rates),
+        decoded_hit_mean=float(decoded_rates.mean()),
+        decoded_hit_token_weighted=float(decoded.sum() / trace.input_tokens.sum(dtype=np.int64)),
+        decoded_above_95=_above_95(decoded_rates),
+        decoded_bins=_bins(decoded_rates),
         input_tokens=_ranks(trace.input_tokens),
         output_tokens=_ranks(trace.output_tokens),
         outputs_under_500=float((trace.output_tokens < _SHORT_TOKENS).mean()),
         turns=_ranks(np.bincount(trace.session)),
         delay_s=_ranks(delays[~np.isnan(delays)]),
         starts_variation=_variation(trace),
+        starts_per_s=_rate(trace),
+        starts_dispersion=float(load.var() / load.mean()) if len(load) else math.nan,
+        starts_peak=float(load.max() / load.mean()) if len(load) else math.nan,
         enough_tokens=curve.enough_blocks * trace.header.block_tokens,
         within_session_share=curve.within_session_hit_tokens / hits if hits else np.nan,
     )
 
 
+def _above_95(rates: NDArray[np.float64]) -> float:
+    return float((rates > metrics.HIT_EDGES[2]).mean())
+
+
+def _bins(rates: NDArray[np.float64]) -> tuple[float, ...]:
+    counts = np.bincount(metrics.hit_bin(rates), minlength=len(metrics.HIT_LABELS))
+    return tuple((counts / len(rates)).tolist())
+
+
+def _starts(trace: Trace) -> NDArray[np.float64]:
+    """Session starts in order, from 0; none where the trace does not know them, or all are one."""
+    starts = np.sort(first_arrivals(trace))
+    starts -= starts[0]
+    known = trace.header.session_starts == "recorded" and starts[-1] > 0
+    return starts if known else starts[:0]
+
+
 def _variation(trace: Trace) -> float:
-    gaps = np.diff(np.sort(first_arrivals(trace)))
-    return float(gaps.std() / gaps.mean()) if len(gaps) and gaps.mean() else math.nan
+    gaps = np.diff(_starts(trace))
+    return float(gaps.std() / gaps.mean()) if len(gaps) else math.nan
+
+
+def _rate(trace: Trace) -> float:
+    starts = _starts(trace)
+    return float((len(starts) - 1) / starts[-1]) if len(starts) else math.nan
+
+
+def _load(trace: Trace) -> pa.Table:
+    starts = _starts(trace)
+    parts = PARTS if len(starts) else 0
+    length_s = float(starts[-1]) if parts else 1.0
+    counts = np.histogram(starts, max(parts, 1), (0.0, length_s))[0][:parts]
+    return pa.table(
+        {
+            "start_s": pa.array(np.arange(parts) * (length_s / PARTS), pa.float64()),
+            "sessions": pa.array(counts, pa.int64()),
+        }
+    )
 
 
 def _ranks(

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from harness.errors import ConfigError
 from harness.trace import MAX_TOKENS, Header, Trace
 from traces.builder import TraceBuilder
+from traces.faults import spared
 from traces.source import MAX_BLOCK_ID, Row, json_rows, locate_file
 
 FIELDS = (
@@ -58,50 +59,60 @@ def read(path: Path | str, block_tokens: int = 16) -> Trace:
     )
     builder = TraceBuilder(header, ids_field="hash_ids")
     builder.file(path)
-    for row in json_rows(path, builder.count):
-        number: int = row.values["chat_id"]
-        chat = chats[number]
-        parent = chats.get(chat.parent)
-        delay_s = None
-        if parent is not None:
-            # Rid of what binary fractions add: the source has milliseconds.
-            delay_s = round(chat.start_s - parent.start_s, 6)
-            builder.count("api_time_unknown_taken_as_0")
-            if delay_s < 0:
-                builder.count("negative_delay_clamped_to_0")
-        elif chat.parent != _NO_PARENT:
-            builder.count("parent_not_in_file_made_first_turn")
-        builder.add(
-            number,
-            session=firsts[number],
-            parents=[] if parent is None else [chat.parent],
-            recorded_s=chat.start_s,
-            arrival_s=chat.start_s if parent is None else None,
-            delay_s=None if delay_s is None else max(0.0, delay_s),
-            input_tokens=row.tokens("input_length"),
-            output_tokens=row.tokens("output_length"),
-            block_ids=row.block_ids("hash_ids"),
-            agent=_type(row),
-            line=row.line,
-        )
+    # While faults are gathered, rows that the first reading has left out come again.
+    lines = {chat.line for chat in chats.values()}
+    for row in json_rows(path, builder.count, again=True):
+        if row.line in lines:
+            with spared():
+                _add(builder, row, chats, firsts)
     return builder.build()
+
+
+def _add(builder: TraceBuilder, row: Row, chats: dict[int, _Chat], firsts: dict[int, int]) -> None:
+    """Add the turn of a request."""
+    number: int = row.values["chat_id"]
+    chat = chats[number]
+    parent = chats.get(chat.parent)
+    delay_s = None
+    if parent is not None:
+        # Rid of what binary fractions add: the source has milliseconds.
+        delay_s = round(chat.start_s - parent.start_s, 6)
+        builder.count("api_time_unknown_taken_as_0")
+        if delay_s < 0:
+            builder.count("negative_delay_clamped_to_0")
+    elif chat.parent != _NO_PARENT:
+        builder.count("parent_not_in_file_made_first_turn")
+    builder.add(
+        number,
+        session=firsts[number],
+        parents=[] if parent is None else [chat.parent],
+        recorded_s=chat.start_s,
+        arrival_s=chat.start_s if parent is None else None,
+        delay_s=None if delay_s is None else max(0.0, delay_s),
+        input_tokens=row.tokens("input_length"),
+        output_tokens=row.tokens("output_length"),
+        block_ids=row.block_ids("hash_ids"),
+        agent=_type(row),
+        line=row.line,
+    )
 
 
 def _chats(path: Path) -> dict[int, _Chat]:
     """Each request's parent and time, by its id."""
     chats: dict[int, _Chat] = {}
     for row in json_rows(path, lambda _: None):
-        row.expect(FIELDS)
-        number = row.integer("chat_id", 0, MAX_BLOCK_ID)
-        if number in chats:
-            raise row.error(
-                f"chat {number} is in line {chats[number].line} too",
-                "remove one of the two",
-                "chat_id",
-            )
-        row.integer("turn", 0, MAX_TOKENS)
-        parent = row.integer("parent_chat_id", _NO_PARENT, MAX_BLOCK_ID)
-        chats[number] = _Chat(parent, row.time_s("timestamp"), row.line)
+        with spared():
+            row.expect(FIELDS)
+            number = row.integer("chat_id", 0, MAX_BLOCK_ID)
+            if number in chats:
+                raise row.error(
+                    f"chat {number} is in line {chats[number].line} too",
+                    "remove one of the two",
+                    "chat_id",
+                )
+            row.integer("turn", 0, MAX_TOKENS)
+            parent = row.integer("parent_chat_id", _NO_PARENT, MAX_BLOCK_ID)
+            chats[number] = _Chat(parent, row.time_s("timestamp"), row.line)
     return chats
 
 

@@ -13,13 +13,14 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from harness.errors import TraceError
 from harness.trace import MAX_TOKENS
+from traces.faults import gathered, require_sound, seen, spared
 
 MAX_BLOCK_ID = 2**64 - 1
 """The largest block id: hashes are unsigned and 64 bits wide."""
@@ -106,16 +107,22 @@ class Line:
     """Whether a newline ends it; the last line may do without."""
 
 
-def read_lines(path: Path) -> Iterator[Line]:
-    """Each line of a UTF-8 file, plain or gzip, blank ones too. At least one is not blank."""
+def read_lines(path: Path, left_out: AbstractContextManager[Any] = nullcontext()) -> Iterator[Line]:
+    """Each line of a UTF-8 file, plain or gzip, blank ones too. At least one is not blank.
+
+    `left_out` has a say on what becomes of a line that is not UTF-8: refused unless it is spared.
+    """
     number = 0
     blank = True
     try:
         with closing(_open(path)) as stream:
             for number, raw in enumerate(stream, 1):
-                text = _decode(raw, path, number)
-                blank = blank and not text.strip()
-                yield Line(number, text, ended=raw.endswith(b"\n"))
+                text = None
+                with left_out:
+                    text = _decode(raw, path, number)
+                blank = blank and text is not None and not text.strip()
+                if text is not None:
+                    yield Line(number, text, ended=raw.endswith(b"\n"))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(
             f"the gzip stream is damaged or cut off after line {number} ({error})",
@@ -177,13 +184,28 @@ def _decode(raw: bytes, path: Path, number: int) -> str:
 # ---- JSON
 
 
-def json_rows(path: Path, count: Callable[[str], None]) -> Iterator[Row]:
-    """One row a line of JSONL. Blank lines are skipped and counted as `blank_lines_skipped`."""
-    for line in read_lines(path):
-        if line.text.strip():
-            yield _parse(line.text, path, line.number, may_be_cut=not line.ended)
-        else:
+def json_rows(path: Path, count: Callable[[str], None], *, again: bool = False) -> Iterator[Row]:
+    """One row a line of JSONL, one at least. Blank lines are counted as `blank_lines_skipped`.
+
+    While faults are gathered, lines that are no JSON object are left out; in a second reading of
+    the file, `again`, without a word.
+    """
+    found = False
+    left_out = suppress(TraceError) if again and gathered() else spared()
+    for line in read_lines(path, left_out):
+        if not line.text.strip():
             count("blank_lines_skipped")
+            continue
+        if not again:
+            seen()
+        row = None
+        with left_out:
+            row = _parse(line.text, path, line.number, may_be_cut=not line.ended)
+        if row is not None:
+            found = True
+            yield row
+    if not found:
+        require_sound(path)
 
 
 def json_document(text: str, path: Path) -> Row:
@@ -339,15 +361,18 @@ class Row:
         )
 
     def rows(self, name: str) -> list[Row]:
-        """A list of objects."""
+        """A list of objects; while faults are gathered, without those that are none."""
         rows = []
         for at, value in enumerate(self._list(name)):
-            if not isinstance(value, dict):
-                raise self.error(
-                    f"{_kind(value)} is not an object", 'give {"name": value, ...}', f"{name}[{at}]"
-                )
-            within = ".".join(part for part in (self.within, f"{name}[{at}]") if part)
-            rows.append(Row(value, self.path, self.line, within))
+            with spared():
+                if not isinstance(value, dict):
+                    raise self.error(
+                        f"{_kind(value)} is not an object",
+                        'give {"name": value, ...}',
+                        f"{name}[{at}]",
+                    )
+                within = ".".join(part for part in (self.within, f"{name}[{at}]") if part)
+                rows.append(Row(value, self.path, self.line, within))
         return rows
 
     def _list(self, name: str) -> list[Any]:

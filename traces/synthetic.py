@@ -13,8 +13,7 @@ them beside the real ones. Session i is the same whatever the number of sessions
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from math import inf
 
@@ -24,12 +23,17 @@ from numpy.typing import NDArray
 
 from harness import settings
 from harness.errors import ConfigError
-from harness.trace import Header, Trace, build_table
+from harness.stream import Stream
+from harness.trace import Header
+from traces.weave import Path as Blocks
+from traces.weave import Weaver, cut
 
 _BLOCK_TOKENS = 64
 _LONGEST_S = 86_400.0
 _MOST_TOKENS = 1e8
 """A draw beyond is cut: heavy tails have no end, the columns do."""
+_SESSIONS_AT_ONCE = 1000
+"""Sessions between two takings of rows."""
 _LEAST_ADDED_TOKENS = 48
 """A turn adds at least a message's frame."""
 
@@ -122,7 +126,7 @@ def generate(
     nominal_s: float,
     nominal_token_s: float,
     shape: Shape,
-) -> Trace:
+) -> Stream:
     """So many sessions, starting as a Poisson process. Raises `ConfigError`.
 
     `products`: agent products, each with tools and a system prompt that its sessions share, and so
@@ -136,15 +140,6 @@ def generate(
     settings.number("trace.session_rate_per_s", session_rate_per_s, above=0, most=1e9)
     settings.number("trace.nominal_s", nominal_s, least=0, most=_LONGEST_S)
     settings.number("trace.nominal_token_s", nominal_token_s, least=0, most=_LONGEST_S)
-    prefixes = _product_prefixes(shape, products, seed)
-    columns = _Columns(prefixes)
-    start_s = 0.0
-    for session in range(sessions):
-        random = np.random.default_rng([seed, 1, session])
-        product = int(random.integers(products)) if products else None
-        turns = _draw(shape, random, None if product is None else prefixes[product])
-        columns.add(session, start_s, turns, product, nominal_s, nominal_token_s)
-        start_s += random.exponential(1 / session_rate_per_s)
     parameters = {
         "sessions": sessions,
         "seed": seed,
@@ -158,7 +153,38 @@ def generate(
         "agentic", _BLOCK_TOKENS, "floor", "global", "s", "Apache-2.0 (generated)",
         prefix_data="generated", parameters=parameters,
     )  # fmt: skip
-    return Trace(columns.table(), header)
+    return Stream(
+        header,
+        _tables(sessions, seed, session_rate_per_s, products, nominal_s, nominal_token_s, shape),
+    )
+
+
+def _tables(
+    sessions: int,
+    seed: int,
+    session_rate_per_s: float,
+    products: int,
+    nominal_s: float,
+    nominal_token_s: float,
+    shape: Shape,
+) -> Iterator[pa.Table]:
+    """The rows, given out as soon as none can come before them."""
+    weaver = Weaver()
+    prefixes = _product_prefixes(shape, products, seed)
+    fronts: list[Blocks] = [[] for _ in prefixes]
+    for front, tokens in zip(fronts, prefixes, strict=True):
+        weaver.lay(front, int(tokens) // _BLOCK_TOKENS)
+    start_s = 0.0
+    for session in range(sessions):
+        random = np.random.default_rng([seed, 1, session])
+        product = int(random.integers(products)) if products else None
+        turns = _draw(shape, random, None if product is None else prefixes[product])
+        front = [] if product is None else fronts[product]
+        _weave(weaver, session, start_s, turns, front, nominal_s, nominal_token_s)
+        start_s += random.exponential(1 / session_rate_per_s)
+        if session % _SESSIONS_AT_ONCE == _SESSIONS_AT_ONCE - 1:
+            yield weaver.take(start_s)
+    yield weaver.take()
 
 
 @dataclass(frozen=True)
@@ -219,105 +245,29 @@ def _product_prefixes(shape: Shape, products: int, seed: int) -> list[float]:
     return [float(each) for each in whole]
 
 
-class _Columns:
-    """The columns of the trace, as plain arrays: a million turns are a few hundred megabytes."""
-
-    def __init__(self, prefixes: list[float]) -> None:
-        self.prefixes = [int(tokens) // _BLOCK_TOKENS for tokens in prefixes]
-        self.prefix_starts = np.cumsum([0, *self.prefixes]).tolist()
-        self.next_block: int = self.prefix_starts[-1]
-        self.session = array("i")
-        self.turn_index = array("i")
-        self.recorded_s = array("d")
-        self.gate_s = array("d")
-        """Arrival of a session's first turn, delay of the others."""
-        self.prompts = array("i")
-        self.answers = array("i")
-        self.run_starts = array("q")
-        self.run_lengths = array("i")
-        self.run_ends = array("q")
-
-    def add(
-        self,
-        session: int,
-        start_s: float,
-        turns: _Turns,
-        product: int | None,
-        nominal_s: float,
-        nominal_token_s: float,
-    ) -> None:
-        """One session's turns."""
-        runs: list[tuple[int, int]] = []
-        held = 0
-        if product is not None:
-            held = min(self.prefixes[product], turns.prompts[0] // _BLOCK_TOKENS)
-            runs = [(self.prefix_starts[product], held)]
-        now_s = start_s
-        for at, tokens in enumerate(turns.prompts):
-            if at:
-                now_s += turns.delays_s[at]
-                keep = max(0, int(held * turns.kept[at]) - turns.relaid[at])
-                if keep < held:
-                    runs, held = _truncate(runs, keep), keep
-            blocks = tokens // _BLOCK_TOKENS
-            if blocks > held:
-                self._lay(runs, blocks - held)
-                held = blocks
-            self.session.append(session)
-            self.turn_index.append(at)
-            self.recorded_s.append(now_s)
-            self.gate_s.append(turns.delays_s[at] if at else start_s)
-            self.prompts.append(tokens)
-            self.answers.append(turns.answers[at])
-            for start, length in runs:
-                self.run_starts.append(start)
-                self.run_lengths.append(length)
-            self.run_ends.append(len(self.run_starts))
-            now_s += nominal_s + nominal_token_s * turns.answers[at]
-
-    def _lay(self, runs: list[tuple[int, int]], blocks: int) -> None:
-        """New blocks: more of the last run where they follow it, else a run of their own."""
-        if runs and sum(runs[-1]) == self.next_block:
-            runs[-1] = (runs[-1][0], runs[-1][1] + blocks)
-        else:
-            runs.append((self.next_block, blocks))
-        self.next_block += blocks
-
-    def table(self) -> pa.Table:
-        """Sorted by `recorded_s`."""
-        order = np.argsort(np.frombuffer(self.recorded_s), kind="stable")
-        row = np.empty(len(order), np.int64)
-        row[order] = np.arange(len(order))
-        index = np.frombuffer(self.turn_index, np.int32)
-        later = index > 0
-        parents = pa.ListArray.from_arrays(
-            pa.array(np.cumsum([0, *later], dtype=np.int32)),
-            pa.array(row[np.flatnonzero(later) - 1]),
-        )
-        ends = pa.array(np.concatenate(([0], np.frombuffer(self.run_ends, np.int64))), pa.int32())
-        gate_s = np.frombuffer(self.gate_s)
-        columns = {
-            "session": np.frombuffer(self.session, np.int32),
-            "turn_index": index,
-            "parents": parents,
-            "recorded_s": np.frombuffer(self.recorded_s),
-            "arrival_s": pa.array(gate_s, mask=later),
-            "delay_s": pa.array(gate_s, mask=~later),
-            "input_tokens": np.frombuffer(self.prompts, np.int32),
-            "output_tokens": np.frombuffer(self.answers, np.int32),
-            "run_starts": pa.ListArray.from_arrays(ends, pa.array(self.run_starts, pa.int64())),
-            "run_lengths": pa.ListArray.from_arrays(ends, pa.array(self.run_lengths, pa.int32())),
-            "agent": pa.repeat("main", len(order)),
-        }
-        return build_table({n: pa.array(column) for n, column in columns.items()}).take(order)
-
-
-def _truncate(runs: list[tuple[int, int]], blocks: int) -> list[tuple[int, int]]:
-    """The front of a prompt, `blocks` long."""
-    front: list[tuple[int, int]] = []
-    for start, length in runs:
-        if blocks <= 0:
-            break
-        front.append((start, min(length, blocks)))
-        blocks -= length
-    return front
+def _weave(
+    weaver: Weaver,
+    session: int,
+    start_s: float,
+    turns: _Turns,
+    front: Blocks,
+    nominal_s: float,
+    nominal_token_s: float,
+) -> None:
+    """One session's turns, the first on the blocks of `front`."""
+    path = cut(front, turns.prompts[0] // _BLOCK_TOKENS)
+    held = sum(length for _, length in path)
+    now_s = start_s
+    waits: list[int] = []
+    for at, tokens in enumerate(turns.prompts):
+        if at:
+            now_s += turns.delays_s[at]
+            keep = max(0, int(held * turns.kept[at]) - turns.relaid[at])
+            if keep < held:
+                path, held = cut(path, keep), keep
+        weaver.lay(path, tokens // _BLOCK_TOKENS - held)
+        held = max(held, tokens // _BLOCK_TOKENS)
+        gate_s = turns.delays_s[at] if at else start_s
+        turn = weaver.add(session, at, now_s, gate_s, waits, tokens, turns.answers[at], path)
+        waits = [turn]
+        now_s += nominal_s + nominal_token_s * turns.answers[at]

@@ -4,6 +4,9 @@
 at a time, takes 3. In one thread it tells the line of a row that is too long or short. Its own
 conversion errors name no line, so numbers are checked and converted here, a column at a time. When
 it fails, the file is read again line by line to find the one at fault.
+
+While faults are gathered, rows of another width are left out, and a value at fault is told and
+stands in the column as a harmless one: no trace comes of it.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from numpy.typing import NDArray
 
 from harness.errors import TraceError
 from harness.trace import MAX_TOKENS, SCHEMA, Header, Trace, build_table, file_digest
+from traces.faults import gathered, report, require_sound, seen
 from traces.source import MAX_TIME_S, Line, read_lines
 
 BLOCK_TOKENS = 64
@@ -40,8 +44,8 @@ _SHOWN = 40
 class Rows:
     """Some rows of a file, as text.
 
-    A getter raises a `TraceError` for the first bad value of its column; what it returns has one
-    element a row.
+    A getter raises a `TraceError` for the first bad value of its column, or reports them all; what
+    it returns has one element a row.
     """
 
     columns: dict[str, pa.StringArray]
@@ -56,26 +60,38 @@ class Rows:
         line = int(self.lines[row])
         return TraceError(problem, do=do, path=self.path, line=line, field=field)
 
-    def require(self, good: Any, name: str, problem: str, do: str) -> None:
-        """Raise for the first row where `good`, of booleans, is false: its value and `problem`."""
+    def require(
+        self, good: Any, name: str, problem: str, do: str, *, instead: str = "0"
+    ) -> pa.StringArray:
+        """The column, if `good`, of booleans, is true for all: else the first's value and `problem`.
+
+        Where all rows that are at fault are reported, they have the value `instead` in it.
+        """
         fine = np.asarray(good, bool)
-        if not fine.all():
-            row = int(np.argmin(fine))
-            raise self.error(row, f"{self._shown(name, row)} {problem}", do, name)
+        values = self.columns[name]
+        if fine.all():
+            return values
+        row = int(np.argmin(fine))
+        error = self.error(row, f"{self._shown(name, row)} {problem}", do, name)
+        report(error, int((~fine).sum()), self.lines[~fine].tolist())
+        return pc.if_else(pa.array(fine), values, instead)
 
     def whole(self, name: str, high: int, unit: str = "") -> NDArray[np.int64]:
         """Whole numbers from 0 to `high`."""
-        values = self.columns[name]
         do = f"give 0 to {high}{unit}"
-        self.require(
-            pc.match_substring_regex(values, r"^-?[0-9]+$"), name, "is not a whole number", do
-        )
-        short = pc.match_substring_regex(values, r"^-?0*[0-9]{1,18}$")
-        self.require(pc.invert(pc.starts_with(values, "-")), name, "is below what is possible", do)
-        self.require(short, name, "is above what is possible", do)
+        rows, values = self, self.columns[name]
+
+        def require(good: pa.BooleanArray, problem: str) -> None:
+            nonlocal rows, values
+            values = rows.require(good, name, problem, do)
+            rows = replace(rows, columns=rows.columns | {name: values})
+
+        require(pc.match_substring_regex(values, r"^-?[0-9]+$"), "is not a whole number")
+        require(pc.invert(pc.starts_with(values, "-")), "is below what is possible")
+        require(pc.match_substring_regex(values, r"^0*[0-9]{1,18}$"), "is above what is possible")
         numbers: NDArray[np.int64] = values.cast(pa.int64()).to_numpy()
-        self.require(numbers <= high, name, "is above what is possible", do)
-        return numbers
+        rows.require(numbers <= high, name, "is above what is possible", do)
+        return np.minimum(numbers, high)
 
     def tokens(self, name: str) -> NDArray[np.int64]:
         """Counts of tokens, 0 or more."""
@@ -83,9 +99,8 @@ class Rows:
 
     def times_s(self, name: str) -> NDArray[np.float64]:
         """Times or durations in seconds: decimal numbers, 0 or more, under ten years."""
-        values = self.columns[name]
-        self.require(
-            pc.match_substring_regex(values, r"^[0-9]+(\.[0-9]*)?$"),
+        values = self.require(
+            pc.match_substring_regex(self.columns[name], r"^[0-9]+(\.[0-9]*)?$"),
             name,
             "is not a time",
             "give s, finite and 0 or more",
@@ -103,8 +118,7 @@ class Rows:
         """Text that is not blank."""
         values = self.columns[name]
         blank = pc.equal(pc.utf8_trim_whitespace(values), "")
-        self.require(pc.invert(blank), name, "is no name", "give one")
-        return values
+        return self.require(pc.invert(blank), name, "is no name", "give one")
 
     def of_rows(self, kept: NDArray[np.bool_]) -> Rows:
         """Only the rows where `kept` is true."""
@@ -139,19 +153,13 @@ def csv_rows(
     names = _names(header, path, required, optional)
     if not more:
         return
-    width_fault: list[tuple[int, int]] = []
-
-    def keep_fault(row: Any) -> str:
-        width_fault.append((row.number, row.actual_columns))
-        return "error"
-
-    line = header.number + 1
+    widths = _Widths(path, names, header.number + 1)
     try:
-        with _open(path) as stream, closing(_reader(stream, header, names, keep_fault)) as reader:
+        with _open(path) as stream, closing(_reader(stream, header, names, widths.note)) as reader:
             for batch in reader:
                 columns = dict(zip(names, batch.columns, strict=True))
-                rows = Rows(columns, np.arange(line, line + len(batch), dtype=np.int64), path)
-                line += len(batch)
+                rows = Rows(columns, widths.lines(len(batch)), path)
+                seen(len(rows))
                 blank = _blank(rows)
                 if blank.any():
                     count("blank_lines_skipped", int(blank.sum()))
@@ -159,8 +167,59 @@ def csv_rows(
                 if len(rows):
                     yield rows
     except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
-        number, width = width_fault[0] if width_fault else (None, 0)
-        raise _fault(path, number, width, names, error) from error
+        widths.report()
+        raise _fault(path, widths, error) from error
+    except TraceError:
+        widths.report()
+        raise
+    widths.report()
+
+
+class _Widths:
+    """The rows that are longer or shorter than the header: the first ends the reading, unless
+    faults are gathered. `line` is the line of the first row.
+    """
+
+    def __init__(self, path: Path, names: list[str], line: int) -> None:
+        self._path = path
+        self._names = names
+        self._line = line
+        self._skipped: dict[int, int] = {}
+        """How many fields there are in each line left out."""
+        self.last: dict[int, int] = {}
+        """The same of the line that ended the reading."""
+
+    def note(self, row: Any) -> str:
+        """What becomes of such a row. One with a quote may be a piece of another."""
+        skip = gathered() and '"' not in row.text
+        (self._skipped if skip else self.last)[row.number] = row.actual_columns
+        return "skip" if skip else "error"
+
+    def lines(self, rows: int) -> NDArray[np.int64]:
+        """The lines of the next so many rows."""
+        most = rows + len(self._skipped)
+        numbers = np.arange(self._line, self._line + most, dtype=np.int64)
+        numbers = numbers[~np.isin(numbers, list(self._skipped))][:rows]
+        self._line = int(numbers[-1]) + 1 if rows else self._line
+        return numbers
+
+    def report(self) -> None:
+        """Tell of those left out."""
+        if not self._skipped:
+            return
+        seen(len(self._skipped))
+        for line in read_lines(self._path):
+            if line.number in self._skipped:
+                report(self.error(line, self._skipped[line.number]), 1, [line.number])
+
+    def error(self, line: Line, width: int) -> TraceError:
+        """The fault of a line of so many fields."""
+        if width < len(self._names) and not line.ended:
+            problem, do = "half a line: the file looks cut off here", "fetch the file again"
+        else:
+            problem = f"{width} fields, where the header has {len(self._names)}"
+            do = f"give {', '.join(self._names)}"
+        return TraceError(problem, do=do, path=self._path, line=line.number)
 
 
 def _open(path: Path) -> Any:
@@ -245,20 +304,13 @@ def _open_quote(path: Path, line: int, field: str | None = None) -> TraceError:
     )
 
 
-def _fault(
-    path: Path, number: int | None, width: int, names: list[str], error: Exception
-) -> TraceError:
-    """What is wrong with a file that did not parse; `number` is a line of `width` fields."""
+def _fault(path: Path, widths: _Widths, error: Exception) -> TraceError:
+    """What is wrong with a file that did not parse."""
     for line in read_lines(path):
         if line.text.count('"') % 2:
             return _open_quote(path, line.number)
-        if line.number == number:
-            if width < len(names) and not line.ended:
-                problem, do = "half a line: the file looks cut off here", "fetch the file again"
-            else:
-                problem = f"{width} fields, where the header has {len(names)}"
-                do = f"give {', '.join(names)}"
-            return TraceError(problem, do=do, path=path, line=number)
+        if line.number in widths.last:
+            return widths.error(line, widths.last[line.number])
     return TraceError(f"not usable CSV ({error})", do="mend or fetch the file again", path=path)
 
 
@@ -280,6 +332,7 @@ def trace_of_rows(
     in the file's order; no output becomes one token; a row without input is dropped; each counted
     under the builder's name. `agents` are "main" unless given. Raises `TraceError` for no turns.
     """
+    require_sound(path)
     changes = Counter(header.changes)
     kept = input_tokens > 0
     for change, rows in (

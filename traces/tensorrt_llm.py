@@ -30,11 +30,13 @@ from harness.errors import ConfigError
 from harness.trace import Header, Trace
 from traces.builder import TraceBuilder
 from traces.events import MAX_PROMPT, document, files, need, u64_ids
+from traces.faults import seen, spared
 from traces.source import Row
 
 _MAX_NUMBER = 2**31 - 1
 _MAX_BRANCHES = 2**16
 _ROLES = ("system", "user", "tool", "assistant")
+_PARALLEL = ("parallel_start", "parallel_end")
 _Path = tuple[int, ...]
 
 
@@ -115,36 +117,52 @@ class _Run:
         self._branches: dict[_Path, _Branch] = {(): _Branch("main")}
         self._open: list[list[_Path]] = []
         self._starts_s: list[float] = []
+        self._lost = False
         self._turns: list[tuple[float, Callable[[], None]]] = []
         self.changes: Counter[str] = Counter()
 
     def follow(self, events: list[Row]) -> None:
+        """Go through the events.
+
+        Where faults are gathered, up to a `parallel_start` or `parallel_end` that is at fault: no
+        event behind it has a branch to be on.
+        """
+        seen(len(events))
         for event in events:
-            need(event, "event_type")
-            kind = event.text("event_type")
-            if kind == "message":
-                self._message(event, self._branch(event))
-            elif kind == "tool_call":
-                duration_s = event.time_s_or_none("duration_ms", "ms")
-                self.changes["tool_time_unknown_taken_as_0"] += duration_s is None
-                self._branch(event).tools_s += duration_s or 0.0
-            elif kind == "parallel_start":
-                self._fork(event)
-            elif kind == "parallel_end":
-                self._join(event)
-            elif kind == "drop_kv_cache":
-                self.changes["drop_kv_cache_dropped"] += 1
-            else:
-                raise event.error(
-                    f"{kind!r} is unknown",
-                    "give message, tool_call, parallel_start, parallel_end or drop_kv_cache",
-                    "event_type",
-                )
+            if self._lost:
+                return
+            with spared():
+                self._event(event)
+                continue
+            self._lost = event.values.get("event_type") in _PARALLEL
+
+    def _event(self, event: Row) -> None:
+        need(event, "event_type")
+        kind = event.text("event_type")
+        if kind == "message":
+            self._message(event, self._branch(event))
+        elif kind == "tool_call":
+            duration_s = event.time_s_or_none("duration_ms", "ms")
+            self.changes["tool_time_unknown_taken_as_0"] += duration_s is None
+            self._branch(event).tools_s += duration_s or 0.0
+        elif kind == "parallel_start":
+            self._fork(event)
+        elif kind == "parallel_end":
+            self._join(event)
+        elif kind == "drop_kv_cache":
+            self.changes["drop_kv_cache_dropped"] += 1
+        else:
+            raise event.error(
+                f"{kind!r} is unknown",
+                "give message, tool_call, parallel_start, parallel_end or drop_kv_cache",
+                "event_type",
+            )
 
     def add(self) -> None:
         """Add the requests in the order of their times: branches follow each other in the file."""
         for _, add in sorted(self._turns, key=lambda turn: turn[0]):
-            add()
+            with spared():
+                add()
 
     def _path(self, event: Row) -> _Path:
         if event.values.get("branch_path") is None:
@@ -187,7 +205,8 @@ class _Run:
             for row, child in zip(children, opened, strict=True):
                 values = row.values | {"branch_path": list(child)}
                 self.follow([Row(values, row.path, row.line, row.within)])
-            self._join(event)
+            if not self._lost:
+                self._join(event)
 
     def _join(self, event: Row) -> None:
         if not self._open:
@@ -295,22 +314,23 @@ def read(path: Path | str, block_tokens: int = 32) -> Trace:
     builder = TraceBuilder(header, ids_field="prompt_tokens")
     empty = _Text(block_tokens, count())
     shared: dict[str, _Text] = {}
-    seen: dict[str, Path] = {}
+    names: dict[str, Path] = {}
     for each in files(path, ".trace.json"):
-        whole = document(each, "tensorrt_llm", "trace_id", "events")
-        name = whole.text("trace_id")
-        if name in seen:
-            raise whole.error(
-                f"{name!r} is of {seen[name].name} too", "remove one of the two", "trace_id"
-            )
-        seen[name] = each
-        builder.file(each)
-        run = _Run(builder, name, shared, empty)
-        run.follow(whole.rows("events"))
-        run.add()
-        for change, turns in run.changes.items():
-            if turns:
-                builder.count(change, turns)
+        with spared():
+            whole = document(each, "tensorrt_llm", "trace_id", "events")
+            name = whole.text("trace_id")
+            if name in names:
+                raise whole.error(
+                    f"{name!r} is of {names[name].name} too", "remove one of the two", "trace_id"
+                )
+            names[name] = each
+            builder.file(each)
+            run = _Run(builder, name, shared, empty)
+            run.follow(whole.rows("events"))
+            run.add()
+            for change, turns in run.changes.items():
+                if turns:
+                    builder.count(change, turns)
     return builder.build()
 
 

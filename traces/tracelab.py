@@ -27,8 +27,13 @@ from harness.errors import ConfigError
 from harness.trace import Header, Trace
 from traces.builder import TraceBuilder
 from traces.events import MAX_PROMPT, US, Call, files, need, unix_us
+from traces.faults import require_sound, spared
 from traces.source import Row, json_rows
 
+_FIELDS = (
+    *("session_id", "round_index", "input_tokens_total", "prefix_tokens", "newly_append_tokens"),
+    *("output_tokens", "timing_events", "tools"),
+)
 _INPUTS = frozenset({"user_message", "tool_result"})
 _MAX_ROUND = 2**31 - 1
 
@@ -59,19 +64,10 @@ class _Rounds:
 
     def read(self, path: Path) -> None:
         for row in json_rows(path, self._count):
-            need(
-                row,
-                "session_id",
-                "round_index",
-                "input_tokens_total",
-                "prefix_tokens",
-                "newly_append_tokens",
-                "output_tokens",
-                "timing_events",
-                "tools",
-                reader="tracelab",
-            )
-            self.sessions[row.text("session_id")].append(self._round(row))
+            with spared():
+                need(row, *_FIELDS, reader="tracelab")
+                made = self._round(row)
+                self.sessions[row.text("session_id")].append(made)
 
     def _count(self, change: str) -> None:
         self.changes[change] += 1
@@ -116,13 +112,23 @@ class _Rounds:
             before: Call | None = None
             ids: list[range] = []
             for each in rounds:
+                key = (session, each.index)
+                if before is not None and before.key == key:
+                    with spared():
+                        raise each.row.error(
+                            f"round {each.index} of session {session!r} is in "
+                            f"{before.row.path.name} line {before.row.line} too",
+                            "remove one of the two",
+                            "round_index",
+                        )
+                    continue
                 ids = _front(ids, self._shared(each, before) // block_tokens)
                 new = each.tokens // block_tokens - sum(map(len, ids))
                 ids = [*ids, range(fresh, fresh + new)]
                 fresh += new
                 call = Call(
                     each.row,
-                    (session, each.index),
+                    key,
                     session,
                     "main",
                     each.start_us or 0,
@@ -131,13 +137,6 @@ class _Rounds:
                     each.output,
                     (),
                 )
-                if before is not None and before.key == call.key:
-                    raise each.row.error(
-                        f"round {each.index} of session {session!r} is in "
-                        f"{before.row.path.name} line {before.row.line} too",
-                        "remove one of the two",
-                        "round_index",
-                    )
                 if before is not None:
                     call.waits_for.append(before)
                 self.ids[call.key] = ids
@@ -177,7 +176,8 @@ def read(path: Path | str, block_tokens: int = 64) -> Trace:
     paths = files(path, ".jsonl", ".jsonl.gz")
     rounds = _Rounds()
     for each in paths:
-        rounds.read(each)
+        with spared():
+            rounds.read(each)
     header = Header(
         format="tracelab",
         block_tokens=block_tokens,
@@ -188,6 +188,7 @@ def read(path: Path | str, block_tokens: int = 64) -> Trace:
     )
     builder = TraceBuilder(header, ids_field="prefix_tokens")
     calls = rounds.calls(block_tokens)
+    require_sound(path)
     zero_us = min(call.start_us for call in calls)
     # Sessions follow each other in the file, whenever they were.
     calls.sort(key=lambda call: call.start_us)

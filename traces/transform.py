@@ -1,17 +1,27 @@
-"""A trace made smaller or calmer, under a name in its header."""
+"""A trace made smaller, calmer or finer in time, under a name in its header.
+
+What changes lengths alone is in `traces.lengths`, what makes one trace of several in
+`traces.combine`, what changes hit rates in `traces.retarget`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.errors import ConfigError
 from harness.pacing import first_arrivals
+from harness.seed import stream
 from harness.settings import number, whole
-from harness.trace import Header, Trace
+from harness.trace import Trace
+from traces.rows import changed, in_order, kept, lists, named, parents_first
+
+_CLOCK = ("recorded_s", "arrival_s")
+"""The times from the trace's zero."""
 
 
 def cap_delays(trace: Trace, max_s: float) -> Trace:
@@ -19,11 +29,32 @@ def cap_delays(trace: Trace, max_s: float) -> Trace:
     number("transform.cap_delays.max_s", max_s, least=0)
     delays = trace.column("delay_s")
     long = delays > max_s
-    capped = pa.array(np.where(long, max_s, delays), from_pandas=True)
-    table = trace.table.set_column(
-        trace.table.schema.get_field_index("delay_s"), trace.table.schema.field("delay_s"), capped
-    )
-    return _named(trace, table, f"delay_capped_at_{max_s:g}_s", int(long.sum()))
+    table = changed(trace.table, {"delay_s": np.where(long, max_s, delays)})
+    return named(trace, table, {f"delay_capped_at_{max_s:g}_s": int(long.sum())})
+
+
+def scale_time(trace: Trace, factor: float) -> Trace:
+    """All times by this factor, delays inside sessions too: 0.5 is twice the load."""
+    number("transform.scale_time.factor", factor, above=0, most=1e9)
+    times = ("recorded_s", "arrival_s", "delay_s")
+    table = changed(trace.table, {name: trace.column(name) * factor for name in times})
+    return named(trace, table, {f"times_scaled_by_{factor:g}": 0 if factor == 1 else len(trace)})
+
+
+def jitter(trace: Trace, tick_s: float, seed: int) -> Trace:
+    """Each session later by a time of its own, uniform in [0, tick_s).
+
+    For a source whose clock ticks coarsely: the 12,031 requests of Mooncake's conversation trace
+    have 1,180 times, 3 s apart, and would come in bursts that its users never sent. A session's
+    turns shift together. Rows are in order of time again, so of requests that shared a tick
+    another may now be the one that meets a prefix first.
+    """
+    number("transform.jitter.tick_s", tick_s, above=0, most=1e9)
+    whole("transform.jitter.seed", seed, least=0)
+    later_s = tick_s * stream(seed, "transform.jitter").random(trace.sessions)
+    times = {name: trace.column(name) + later_s[trace.session] for name in _CLOCK}
+    table = in_order(changed(trace.table, times))
+    return named(trace, table, {f"start_jittered_within_{tick_s:g}_s": len(trace)})
 
 
 def first_sessions(trace: Trace, sessions: int) -> Trace:
@@ -33,7 +64,9 @@ def first_sessions(trace: Trace, sessions: int) -> Trace:
     rank = np.empty(trace.sessions, np.int32)
     rank[np.argsort(begins)] = np.arange(trace.sessions)
     number_of = rank[trace.session]
-    return _kept(trace, number_of < sessions, number_of, "turns_of_later_sessions_left_out")
+    chosen = number_of < sessions
+    left_out = {"turns_of_later_sessions_left_out": int((~chosen).sum())}
+    return named(trace, kept(trace.table, chosen, number_of), left_out)
 
 
 def sample_sessions(trace: Trace, share: float, seed: int) -> Trace:
@@ -66,15 +99,11 @@ def anonymise(trace: Trace) -> Trace:
     A trace holds no text, and its block ids are numbers in order of use: nothing of the source's
     hashes is left. Lengths and times stay as they are.
     """
-    table, schema = trace.table, trace.table.schema
     names = trace.table.column("agent").to_pylist()
     numbers = {name: f"agent {at}" for at, name in enumerate(dict.fromkeys(names))}
-    table = table.set_column(
-        schema.get_field_index("agent"), schema.field("agent"),
-        pa.array([numbers[name] for name in names], schema.field("agent").type),
-    )  # fmt: skip
+    table = changed(trace.table, {"agent": [numbers[name] for name in names]})
     header = replace(trace.header, sources=(), parameters={})
-    return _named(trace, table, "turns_of_agents_without_their_names", len(trace), header)
+    return named(trace, table, {"turns_of_agents_without_their_names": len(trace)}, header)
 
 
 def _of_sessions(trace: Trace, chosen: NDArray[np.bool_], asked: str) -> Trace:
@@ -82,7 +111,9 @@ def _of_sessions(trace: Trace, chosen: NDArray[np.bool_], asked: str) -> Trace:
     if not chosen.any():
         raise ConfigError(f"{asked}: no session is left of {trace.sessions:,}")
     number_of = (np.cumsum(chosen) - 1).astype(np.int32)[trace.session]
-    return _kept(trace, chosen[trace.session], number_of, "turns_of_other_sessions_left_out")
+    mine = chosen[trace.session]
+    left_out = {"turns_of_other_sessions_left_out": int((~mine).sum())}
+    return named(trace, kept(trace.table, mine, number_of), left_out)
 
 
 def within_context(trace: Trace, context_tokens: int) -> Trace:
@@ -91,19 +122,74 @@ def within_context(trace: Trace, context_tokens: int) -> Trace:
     Raises `ConfigError` where none is left.
     """
     whole("transform.within_context.context_tokens", context_tokens, least=2)
-    kept = trace.input_tokens.astype(np.int64) + trace.output_tokens <= context_tokens
+    fits = trace.input_tokens.astype(np.int64) + trace.output_tokens <= context_tokens
     offsets, parents = trace.parents()
-    for row in np.argsort(trace.column("recorded_s"), kind="stable"):
-        kept[row] &= kept[parents[offsets[row] : offsets[row + 1]]].all()
-    if not kept.any():
+    for row in parents_first(trace):
+        fits[row] &= fits[parents[offsets[row] : offsets[row + 1]]].all()
+    if not fits.any():
         raise ConfigError(
             f"transform.within_context.context_tokens is {context_tokens:,}: no turn fits, the "
             f"smallest prompt has {trace.input_tokens.min():,} tokens. Shrink the trace first"
         )
-    _, number_of = np.unique(trace.session[kept], return_inverse=True)
-    numbers = np.zeros(len(trace), np.int32)
-    numbers[kept] = number_of
-    return _kept(trace, kept, numbers, f"turns_beyond_{context_tokens}_tokens_left_out")
+    left_out = {f"turns_beyond_{context_tokens}_tokens_left_out": int((~fits).sum())}
+    return named(trace, kept(trace.table, fits, _densely(trace, fits)), left_out)
+
+
+def only_agents(trace: Trace, agents: Sequence[str]) -> Trace:
+    """Only the turns of agents with these names; sessions and their turns are numbered anew.
+
+    A turn that waited for one left out waits for what that one waited for, the delays added (of
+    several the longest); where that was nothing, it arrives so long after that one would have.
+    How long the answer left out took is not added: a trace does not have it. Raises `ConfigError`
+    for a name that no turn has.
+    """
+    names = np.array(trace.table.column("agent").to_pylist())
+    mine = np.isin(names, _known(agents, np.unique(names).tolist()))
+    table = kept(changed(trace.table, _lifted(trace, mine)), mine, _densely(trace, mine))
+    session, index = table.column("session").to_numpy(), table.column("turn_index").to_numpy()
+    order = np.lexsort((index, session))
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order)) - np.searchsorted(session[order], session[order])
+    left_out = {"turns_of_other_agents_left_out": int((~mine).sum())}
+    return named(trace, changed(table, {"turn_index": rank}), left_out)
+
+
+def _known(agents: Any, there: list[str]) -> list[str]:
+    """The names asked for. Raises `ConfigError` unless each is there."""
+    setting = f"transform.only_agents.agents is {agents!r}"
+    choice = f"the trace has {', '.join(there)}"
+    if isinstance(agents, str) or not isinstance(agents, Sequence) or not agents:
+        raise ConfigError(f"{setting}: give a list of names; {choice}")
+    unknown = [str(name) for name in agents if name not in there]
+    if unknown:
+        raise ConfigError(f"{setting}: no turn is of {', '.join(unknown)}; {choice}")
+    return list(agents)
+
+
+def _lifted(trace: Trace, mine: NDArray[np.bool_]) -> dict[str, Any]:
+    """The gates, where what a turn left out waited for stands in its place."""
+    waits: list[list[int]] = trace.table.column("parents").to_pylist()
+    arrival_s = trace.column("arrival_s").copy()
+    delay_s = trace.column("delay_s").copy()
+    for row in parents_first(trace):
+        gone = [each for each in waits[row] if not mine[each]]
+        if not gone:
+            continue
+        still = [each for each in waits[row] if mine[each]]
+        still += [parent for each in gone for parent in waits[each]]
+        waits[row] = list(dict.fromkeys(still))
+        if waits[row]:
+            delay_s[row] += np.nan_to_num(delay_s[gone]).max()  # a root's is none
+        else:
+            arrival_s[row] = arrival_s[gone].max() + delay_s[row]
+            delay_s[row] = np.nan
+    counts = np.array([len(each) for each in waits])
+    flat = np.array([parent for each in waits for parent in each], np.int64)
+    return {
+        "parents": lists("parents", counts, flat),
+        "arrival_s": arrival_s,
+        "delay_s": delay_s,
+    }
 
 
 def shrink(trace: Trace, block_tokens: int) -> Trace:
@@ -118,40 +204,14 @@ def shrink(trace: Trace, block_tokens: int) -> Trace:
     rounded_up = before - 1 if trace.header.partial_block == "ceil" else 0
     inputs = (trace.input_tokens.astype(np.int64) * block_tokens + rounded_up) // before
     outputs = trace.output_tokens.astype(np.int64) * block_tokens // before
-    table = trace.table
-    for name, values in (("input_tokens", inputs), ("output_tokens", outputs)):
-        at = table.schema.get_field_index(name)
-        smaller = pa.array(np.maximum(values, 1), pa.int32())
-        table = table.set_column(at, table.schema.field(name), smaller)
+    smaller = {"input_tokens": np.maximum(inputs, 1), "output_tokens": np.maximum(outputs, 1)}
     header = replace(trace.header, block_tokens=block_tokens)
     name = f"tokens_times_{block_tokens}_over_{before}"
-    return _named(trace, table, name, len(trace), header)
+    return named(trace, changed(trace.table, smaller), {name: len(trace)}, header)
 
 
-def _kept(trace: Trace, kept: NDArray[np.bool_], number_of: NDArray[np.int32], name: str) -> Trace:
-    """The rows `kept`, their sessions renumbered by `number_of`; parents must be kept too."""
-    row = np.cumsum(kept) - 1
-    schema = trace.table.schema
-    column = schema.get_field_index("session")
-    table = trace.table.set_column(column, schema.field("session"), pa.array(number_of))
-    table = table.filter(pa.array(kept))
-    offsets, parents = trace.parents()
-    counts = np.diff(offsets)
-    mine = np.repeat(kept, counts)
-    lists = pa.ListArray.from_arrays(
-        pa.array(np.concatenate(([0], np.cumsum(counts[kept]))), pa.int32()),
-        pa.array(row[parents[mine]], pa.int64()),
-    ).cast(trace.table.schema.field("parents").type)
-    at = trace.table.schema.get_field_index("parents")
-    table = table.set_column(at, trace.table.schema.field("parents"), lists)
-    return _named(trace, table, name, int((~kept).sum()))
-
-
-def _named(
-    trace: Trace, table: pa.Table, name: str, count: int, header: Header | None = None
-) -> Trace:
-    """The new trace, with what was done to it and to how many turns in its header."""
-    changes = dict(trace.header.changes)
-    if count:
-        changes[name] = changes.get(name, 0) + count
-    return Trace(table, replace(header or trace.header, changes=changes))
+def _densely(trace: Trace, rows: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """New numbers of the sessions that these rows are of, for every row: (turns,)."""
+    numbers = np.zeros(len(trace), np.int32)
+    _, numbers[rows] = np.unique(trace.session[rows], return_inverse=True)
+    return numbers

@@ -36,18 +36,48 @@ def test_a_profile_is_figures_pictures_and_a_page(trace: Trace, tmp_path: Path) 
     assert capacity[-1]["hit_share"] == trace.ideal_hit_token_weighted
     assert [row["hit_share"] for row in capacity] == sorted(row["hit_share"] for row in capacity)
     page = (out / "index.html").read_text()
-    assert page.count("<figure>") == 3
+    assert page.count("<figure>") == 6
     assert "Trace agentic:" in page
     again = relaybench("trace", "profile", *SMALL, "out=here", cwd=tmp_path)
     assert again.returncode == 2
     assert "never overwritten" in again.stderr
 
 
-def test_a_trace_of_one_turn_sessions_has_no_delays(trace: Trace) -> None:
-    told, capacity = measure(trace)
-    assert told["within_session_share"] > 0.5
-    assert told["enough_tokens"] <= capacity.column("capacity_tokens")[-1].as_py()
-    assert told["starts_variation"] > 0
+def test_a_profile_says_where_hits_come_from(trace: Trace) -> None:
+    measured = measure(trace)
+    told = measured.profile
+    assert told.within_session_share > 0.5
+    assert told.enough_tokens <= measured.capacity.column("capacity_tokens")[-1].as_py()
+    assert told.starts_variation > 0
+    assert measured.load.column("sessions").to_pylist()[0] >= 1
+    assert sum(measured.load.column("sessions").to_pylist()) == trace.sessions
+
+
+def test_a_profile_draws_a_twin_and_its_fit_is_told(tmp_path: Path) -> None:
+    done = relaybench("trace", "profile", "trace.sessions=150", "out=here", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    asked = ("trace=twin", "trace.sketch=here/sketch.json", "trace.sessions=60", "to=twin.parquet")
+    done = relaybench("trace", "synthesize", *asked, "out=fit", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    twin = canonical.read(tmp_path / "twin.parquet")
+    assert twin.sessions == 60
+    assert f"Trace: {len(twin):,} requests" in done.stdout
+    fit = {row["of"]: row for row in pq.read_table(tmp_path / "fit" / "fit.parquet").to_pylist()}
+    assert fit["input_tokens"]["values"] == len(twin)
+    assert fit["input_tokens"]["mean"] == pytest.approx(twin.input_tokens.mean())
+    assert fit["turns"]["values"] == 60
+    assert (tmp_path / "fit" / "index.html").read_text().count("<figure>") == 1
+    told = json.loads((tmp_path / "here" / "sketch.json").read_text())
+    assert told["relaybench_sketch"] == 1
+    assert twin.header.parameters == {"source": "agentic", "sessions": 60, "seed": 1}
+
+
+def test_what_is_synthesised_is_what_a_run_replays(trace: Trace, tmp_path: Path) -> None:
+    asked = ("trace=agentic", *SMALL, "to=mine.jsonl", "out=fit")
+    done = relaybench("trace", "synthesize", *asked, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert canonical.read(tmp_path / "mine.jsonl").digest == trace.digest
+    assert not (tmp_path / "fit").exists(), "this generator has no target to be near to"
 
 
 @pytest.mark.parametrize("name", ["mine.parquet", "mine.jsonl", "mine.jsonl.gz"])
@@ -81,11 +111,19 @@ def test_an_anonymous_trace_names_nobody(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "trace what? Give profile or convert"),
-        (["paint"], "trace what? Give profile or convert"),
+        ([], "trace what? Give profile, convert, synthesize"),
+        (["paint"], "trace what? Give profile, convert, synthesize"),
         (["convert"], "to is None: name a new file that ends in .parquet, .jsonl"),
         (["convert", "to=x.csv"], "to is 'x.csv'"),
         (["profile", "-m"], "one trace at a time"),
+        (
+            ["synthesize", "trace=constant", "to=x.parquet"],
+            "not one that is drawn session by session",
+        ),
+        (["synthesize", "transform=[shrink]", "to=x.parquet"], "transform needs the whole trace"),
+        (["synthesize", "fit_sessions=0", "to=x.parquet"], "fit_sessions is 0"),
+        (["synthesize", "trace=twin", "to=x.parquet"], "trace.sketch has no value"),
+        (["synthesize", "trace=twin", "trace.sketch=no.json", "to=x.parquet"], "no.json"),
         (["profile", "trace=mooncake", "trace.path=nowhere.jsonl"], "nowhere.jsonl"),
     ],
 )

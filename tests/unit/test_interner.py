@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.interner import Interner
+from harness.interner import Interner, Stretches
 
 Prompts = list[list[int]]
 
@@ -109,3 +111,74 @@ def test_new_blocks_follow_each_other() -> None:
     assert interner.runs([7, 8, 2**64 - 1, 5]) == ([0, 4], [3, 1])
     assert interner.runs(["7"]) == ([5], [1])
     assert interner.runs([]) == ([], [])
+
+
+def at_once(prompts: Prompts, parts: int = 1) -> list[tuple[list[int], list[int]]] | None:
+    """The runs of each prompt by `Stretches`, the prompts cut into so many parts."""
+    size = -(-len(prompts) // parts)
+    cut = [prompts[at : at + size] for at in range(0, len(prompts), size)]
+    stretches = [
+        Stretches.of(
+            np.array([each for prompt in part for each in prompt], np.uint64),
+            np.array([len(prompt) for prompt in part], np.int64),
+        )
+        for part in cut
+    ]
+    runs = Stretches.joined(stretches).numbered()
+    if runs is None:
+        return None
+    ends = np.cumsum(runs.per_prompt).tolist()
+    starts, lengths = runs.starts.tolist(), runs.lengths.tolist()
+    return [
+        (starts[low:high], lengths[low:high]) for low, high in zip([0, *ends], ends, strict=False)
+    ]
+
+
+@st.composite
+def prefix_named(draw: st.DrawFn) -> Prompts:
+    """Prompts whose ids stand for the block and all before it, under numbers at random."""
+    prompts = draw(st.lists(st.lists(st.integers(0, 2), max_size=9), min_size=1, max_size=14))
+    prefixes = sorted({tuple(p[: at + 1]) for p in prompts for at in range(len(p))})
+    values = st.integers(0, 2**64 - 1) | st.integers(0, 40)
+    number = st.lists(values, min_size=len(prefixes), max_size=len(prefixes), unique=True)
+    names = dict(zip(prefixes, draw(number), strict=True))
+    return [[names[tuple(p[: at + 1])] for at in range(len(p))] for p in prompts]
+
+
+@given(prompts=prefix_named(), parts=st.integers(1, 3))
+def test_all_prompts_at_once_get_the_runs_that_they_get_one_by_one(
+    prompts: Prompts, parts: int
+) -> None:
+    interner = Interner()
+    assert at_once(prompts, parts) == [interner.runs(prompt) for prompt in prompts]
+
+
+@given(prompts=st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=8))
+def test_all_at_once_are_chains_only_where_each_id_follows_one_other(prompts: Prompts) -> None:
+    before: dict[int, set[int]] = {}
+    for prompt in prompts:
+        for last, block in zip([-1, *prompt], prompt, strict=False):
+            before.setdefault(block, set()).add(last)
+    found = at_once(prompts)
+    if all(len(each) == 1 for each in before.values()):
+        interner = Interner()
+        assert found == [interner.runs(prompt) for prompt in prompts]
+    else:
+        assert found is None
+
+
+@pytest.mark.parametrize(
+    ("prompts", "runs"),
+    [
+        ([[0, 1, 2], [0, 1, 3, 4]], [([0], [3]), ([0, 3], [2, 2])]),
+        ([[7, 8], [], [9]], [([0], [2]), ([], []), ([2], [1])]),
+        ([[2**64 - 1, 0], [2**64 - 1, 5]], [([0], [2]), ([0, 2], [1, 1])]),  # it does not wrap
+        ([[0, 0]], None),
+        ([[0, 1], [1]], None),
+        ([[0, 1, 2], [0, 2]], None),
+    ],
+)
+def test_all_at_once_by_hand(
+    prompts: Prompts, runs: list[tuple[list[int], list[int]]] | None
+) -> None:
+    assert at_once(prompts) == runs

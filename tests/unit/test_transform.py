@@ -1,10 +1,12 @@
-"""Traces made smaller or calmer keep their rules and say what was done to them."""
+"""Traces made smaller, calmer or finer in time keep their rules and say what was done to them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from harness.errors import ConfigError
@@ -149,3 +151,96 @@ def test_an_anonymous_trace_tells_no_names_and_replays_alike(make_trace: MakeTra
     assert nobody.header.sources == ()
     assert nobody.header.parameters == {}
     assert nobody.table.drop_columns("agent").equals(trace.table.drop_columns("agent"))
+
+
+def test_scaled_time_scales_gates_and_records(make_trace: MakeTrace) -> None:
+    slow = transform.scale_time(make_trace(), 2)
+    assert slow.column("recorded_s").tolist() == [0.0, 1.0, 4.0, 10.0]
+    assert [slow.turn(row).arrival_s for row in range(4)] == [0.0, 1.0, None, None]
+    assert [slow.turn(row).delay_s for row in range(4)] == [None, None, 2.0, 4.0]
+    assert slow.header.changes == {"times_scaled_by_2": 4}
+    assert transform.scale_time(make_trace(), 1).header == make_trace().header
+    with pytest.raises(ConfigError, match=r"factor is 0: give a number, above 0"):
+        transform.scale_time(make_trace(), 0)
+
+
+def test_starts_leave_their_ticks_and_turns_follow_their_sessions(make_trace: MakeTrace) -> None:
+    """Twenty sessions start on one tick, each with a second turn 1 s after its first."""
+    rows = 40
+    ticking = make_trace(
+        session=[*range(20), *range(20)],
+        turn_index=[0] * 20 + [1] * 20,
+        parents=[[]] * 20 + [[row] for row in range(20)],
+        recorded_s=[0.0] * 20 + [1.0] * 20,
+        arrival_s=[0.0] * 20 + [None] * 20,
+        delay_s=[None] * 20 + [0.25] * 20,
+        input_tokens=[64] * rows,
+        output_tokens=[1] * rows,
+        run_starts=[[row % 20] for row in range(rows)],
+        run_lengths=[[1]] * rows,
+        agent=["main"] * rows,
+    )
+    spread = transform.jitter(ticking, 3.0, 7)
+    recorded, arrival = spread.column("recorded_s"), spread.column("arrival_s")
+    roots = ~np.isnan(arrival)
+    assert len(set(arrival[roots].tolist())) == 20
+    assert 0 <= arrival[roots].min() < arrival[roots].max() < 3
+    assert (np.diff(recorded) >= 0).all()
+    for turn in (spread.turn(row) for row in range(rows)):
+        if turn.parents:
+            assert spread.turn(turn.parents[0]).session == turn.session
+            start_s = recorded[turn.parents[0]]
+            assert turn.recorded_s == pytest.approx(start_s + 1)
+            assert turn.runs == spread.turn(turn.parents[0]).runs
+        else:
+            assert turn.recorded_s == turn.arrival_s
+    assert transform.jitter(ticking, 3.0, 7).table.equals(spread.table)
+    assert not transform.jitter(ticking, 3.0, 8).table.equals(spread.table)
+    assert spread.header.changes == {"start_jittered_within_3_s": 40}
+
+
+def test_turns_wait_for_what_a_left_out_turn_waited_for(make_trace: MakeTrace) -> None:
+    """A tool between two turns of the main agent, and one before the first."""
+    trace = make_trace(
+        session=[0, 0, 0, 0, 1],
+        turn_index=[0, 1, 2, 3, 0],
+        parents=[[], [0], [1], [2, 1], []],
+        recorded_s=[0.0, 1.0, 2.0, 3.0, 4.0],
+        arrival_s=[0.5, None, None, None, 4.0],
+        delay_s=[None, 1.0, 2.0, 4.0, None],
+        input_tokens=[64] * 5,
+        output_tokens=[1] * 5,
+        run_starts=[[0]] * 5,
+        run_lengths=[[1]] * 5,
+        agent=["tool", "main", "tool", "main", "tool"],
+    )
+    alone = transform.only_agents(trace, ["main"])
+    assert alone.session.tolist() == [0, 0]
+    assert alone.column("turn_index").tolist() == [0, 1]
+    first, second = alone.turn(0), alone.turn(1)
+    assert (first.parents, first.arrival_s, first.delay_s) == ((), 1.5, None)
+    assert (second.parents, second.arrival_s, second.delay_s) == ((0,), None, 6.0)
+    assert alone.header.changes == {"turns_of_other_agents_left_out": 3}
+    tools = transform.only_agents(trace, ["tool"])
+    assert tools.turn(1).parents == (0,)
+    assert tools.turn(1).delay_s == 3.0
+    assert transform.only_agents(trace, ["tool", "main"]).table.equals(trace.table)
+
+
+def test_agents_that_are_not_there_are_refused(make_trace: MakeTrace) -> None:
+    trace = three_sessions(make_trace)
+    with pytest.raises(ConfigError, match="no turn is of cook; the trace has coder, planner, test"):
+        transform.only_agents(trace, ["coder", "cook"])
+    wrong: Any
+    for wrong in ("coder", [], 3):
+        with pytest.raises(ConfigError, match="give a list of names; the trace has coder"):
+            transform.only_agents(trace, wrong)
+
+
+def test_a_turn_recorded_before_what_it_waits_for_goes_with_it(make_trace: MakeTrace) -> None:
+    trace = make_trace(
+        parents=[[], [], [3], [0]],
+        input_tokens=[128, 128, 128, 600],
+        run_lengths=[[2], [2], [2], [5]],
+    )
+    assert transform.within_context(trace, 300).column("recorded_s").tolist() == [0.0, 0.5]
