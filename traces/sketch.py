@@ -18,7 +18,7 @@ is no session of the trace in it: quantiles, shares and correlations alone.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -47,12 +47,10 @@ _PHASES = (1, 2, 3, 5, 9, 17, 33, 65)
 """Turns at which a phase may begin; the opening is turn 0."""
 _PHASE_TURNS = 60
 """So many turns are needed for a phase of its own."""
-_LENGTHS = 16
-"""Parts that openings are divided into, by length, where they are many."""
+_PARTS = 16
+"""Parts that openings are divided into, where they are many."""
 _LINES = 30
 """So many lines are needed for correlations."""
-_RECENT = 64
-"""Openings looked at for the last that had laid a hit."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +78,9 @@ class Line:
     opening_hits: tuple[Spread, ...]
     """Share of an opening's blocks that are in an earlier one; a distribution for each of as many
     equal parts of the openings, by length."""
-    opening_lag: Spread
-    """How many openings earlier, of those that share any."""
+    opening_lags: tuple[Spread, ...]
+    """How many openings earlier that was last laid, of those that share any; a distribution for
+    each of as many equal parts of them, by how many tokens they share."""
     output_tokens: Spread
     """The opening's answer."""
     delay_s: Spread
@@ -228,17 +227,23 @@ class _Lines:
 
 def _set_lags(trace: Trace, lines: Sequence[_Found]) -> None:
     """How many openings ago each opening's hit was last laid by one of its kind."""
-    last: dict[int, deque[tuple[int, int]]] = defaultdict(lambda: deque(maxlen=_RECENT))
-    hits = trace.ideal_hit_tokens // trace.header.block_tokens
+    # Of each chain: who laid it how deep, less those that a later one laid as deep or deeper.
+    last: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    block = trace.header.block_tokens
+    hits = (trace.ideal_hit_tokens.astype(np.int64) + block - 1) // block
     for number, line in enumerate(lines):
         row = line.rows[0]
         runs, left = trace.runs(row), int(hits[row])
         for start, length in runs:
+            laid = last[start]
             if 0 < left <= length:
-                deep = [at for at, depth in last[start] if depth >= left]
-                line.lag = float(number - deep[-1]) if deep else 0.0
+                line.lag = float(
+                    next((number - at for at, depth in reversed(laid) if depth >= left), 0)
+                )
             left -= length
-            last[start].append((number, length))
+            while laid and laid[-1][1] <= length:
+                laid.pop()
+            laid.append((number, length))
 
 
 def _fit_line(trace: Trace, lines: Sequence[_Found]) -> Line:
@@ -257,7 +262,7 @@ def _fit_line(trace: Trace, lines: Sequence[_Found]) -> Line:
         turns=Spread.fit(turns),
         opening_tokens=Spread.fit(inputs[opening]),
         opening_hits=_opening_hits(trace, opening),
-        opening_lag=Spread.fit(lags[lags > 0] if (lags > 0).any() else np.ones(1)),
+        opening_lags=_opening_lags(lags, trace.ideal_hit_tokens[opening]),
         output_tokens=Spread.fit(outputs[opening]),
         delay_s=Spread.fit(np.array([line.wait_s for line in lines])),
         phases=_phases(later),
@@ -273,9 +278,20 @@ def _opening_hits(trace: Trace, opening: NDArray[np.int64]) -> tuple[Spread, ...
     up = block - 1 if trace.header.partial_block == "ceil" else 0
     inputs = trace.input_tokens[opening].astype(np.int64)
     shares = (trace.ideal_hit_tokens[opening] + up) // block / np.maximum(1, (inputs + up) // block)
-    parts = max(1, min(_LENGTHS, len(opening) // _PHASE_TURNS))
-    ranked = np.array_split(np.argsort(inputs, kind="stable"), parts)
-    return tuple(Spread.fit(shares[part]) for part in ranked)
+    return _by_rank(shares, inputs)
+
+
+def _opening_lags(lags: Floats, hits: NDArray[np.int32]) -> tuple[Spread, ...]:
+    """By the length of the hit: a system's prompt was there a moment ago, a long talk was not."""
+    known = lags > 0
+    return _by_rank(lags[known], hits[known]) if known.any() else (Spread.fit(np.ones(1)),)
+
+
+def _by_rank(values: Floats, by: NDArray[Any]) -> tuple[Spread, ...]:
+    """The distribution of values in each of some equal parts, ranked `by` another."""
+    parts = max(1, min(_PARTS, len(values) // _PHASE_TURNS))
+    ranked = np.array_split(np.argsort(by, kind="stable"), parts)
+    return tuple(Spread.fit(values[part]) for part in ranked)
 
 
 @dataclass(frozen=True)
@@ -517,7 +533,7 @@ def _parsed(values: Mapping[str, Any]) -> Sketch:
 
 
 def _line(values: Mapping[str, Any]) -> Line:
-    spreads = ("turns", "opening_tokens", "opening_lag", "output_tokens", "delay_s")
+    spreads = ("turns", "opening_tokens", "output_tokens", "delay_s")
     matrix = np.array(values["correlation"], np.float64)
     if matrix.shape != (len(VARIABLES),) * 2 or np.linalg.eigvalsh(matrix).min() <= 0:
         raise ConfigError("correlation is no matrix of correlations")
@@ -529,9 +545,10 @@ def _line(values: Mapping[str, Any]) -> Line:
         **{
             **values,
             **{name: Spread.of(values[name], name) for name in spreads},
-            "opening_hits": tuple(
-                Spread.of(each, "opening_hits") for each in values["opening_hits"]
-            ),
+            **{
+                name: tuple(Spread.of(each, name) for each in values[name])
+                for name in ("opening_hits", "opening_lags")
+            },
             "phases": tuple(_phase_of(each) for each in values["phases"]),
             "within": tuple(values["within"]),
             "correlation": tuple(map(tuple, values["correlation"])),

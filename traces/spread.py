@@ -47,7 +47,7 @@ class Spread:
             share = float(match[1]) / 100 if match else float(key == "max")
             points.append((share, float(value)))
         points.sort()
-        if [points[0][0], points[-1][0]] != [0, 1]:
+        if {0.0, 1.0} - {share for share, _ in points}:
             raise ConfigError(f"{name} is {dict(given)}: give min and max too")
         shares, values = zip(*points, strict=True)
         if list(values) != sorted(values):

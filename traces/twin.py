@@ -21,8 +21,10 @@ from traces.weave import Weaver, cut
 
 _CHUNK = 1024
 """Sessions drawn from one stream of random numbers."""
-_OPENINGS = 4096
+_OPENINGS = 32_768
 """Openings that a later one may share with."""
+_NEAR = 256
+"""Openings before and after that are looked at first."""
 _FACTORS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.1)
 """What a line's additions may be multiplied by so that they fit the context."""
 _SESSIONS_AT_ONCE = 20
@@ -241,14 +243,19 @@ class _Openings:
         """
         if blocks <= 0 or not self._count:
             return []
-        at = (self._count - min(lag, self._count, _OPENINGS)) % _OPENINGS
-        if self._blocks[at] < blocks:
-            enough = np.flatnonzero(self._blocks >= blocks)
-            if len(enough):
-                ages = (self._count - 1 - enough) % _OPENINGS + 1
-                at = int(enough[np.argmin(np.abs(ages - lag))])
+        held = min(self._count, _OPENINGS)
+        lag = max(1, min(lag, held))
+        if self._blocks[(self._count - lag) % _OPENINGS] < blocks:
+            for reach in (_NEAR, held):
+                ages = np.arange(max(1, lag - reach), min(held, lag + reach) + 1)
+                enough = ages[self._blocks[(self._count - ages) % _OPENINGS] >= blocks]
+                if len(enough):
+                    lag = int(enough[np.argmin(np.abs(enough - lag))])
+                    break
             else:
-                at = int(np.argmax(self._blocks))
+                longest = int(np.argmax(self._blocks))
+                lag = (self._count - 1 - longest) % _OPENINGS + 1
+        at = (self._count - lag) % _OPENINGS
         return cut(self._paths[at], blocks)
 
 
@@ -303,7 +310,13 @@ def _draw(line: Line, lines: int, random: np.random.Generator) -> _Drawn:
         broken = here & (breaks[0] < stretch.broken)
         kept[broken] = stretch.kept.at(breaks[1][broken])
         ratio[broken] = stretch.ratio.at(breaks[2][broken])
-    lag = np.maximum(1, np.rint(line.opening_lag.at(random.random(lines)))).astype(np.int64)
+    hits = shares * added[opening]
+    sharing = np.argsort(hits, kind="stable")[np.count_nonzero(hits == 0) :]
+    lag = np.ones(lines)
+    for part, spread in zip(
+        np.array_split(sharing, len(line.opening_lags)), line.opening_lags, strict=True
+    ):
+        lag[part] = spread.at(random.random(len(part)))
     whole = [np.maximum(1, np.rint(each)).clip(max=MAX_TOKENS / 4) for each in (added, output)]
     return _Drawn(
         offsets.tolist(),
@@ -312,5 +325,5 @@ def _draw(line: Line, lines: int, random: np.random.Generator) -> _Drawn:
         delay_s.round(6).tolist(),
         kept.tolist(),
         ratio.tolist(),
-        lag.tolist(),
+        np.rint(lag).astype(np.int64).tolist(),
     )
