@@ -33,6 +33,7 @@ Replay agent traffic against LLM serving systems and see what it costs them.
   relaybench report runs/...              draw the page again from run directories
   relaybench goodput backend=pdd          the highest load at which it keeps its promise
   relaybench figures                      run and draw every figure of the PDD report
+  relaybench trace check conversation_trace.jsonl  what is wrong with it, or worth knowing
   relaybench trace profile trace=...      what a trace is like: hits, lengths, hits by cache size
   relaybench trace convert trace=... to=x.parquet
   relaybench trace synthesize trace=twin trace.sketch=... to=y.parquet
@@ -140,16 +141,26 @@ def _kept(name: str, overrides: list[str]) -> tuple[int, Any]:
 
 def _trace(arguments: list[str]) -> int:
     """Look at a trace, or write it down."""
-    kinds = ("profile", "convert", "synthesize")
+    kinds = ("check", "profile", "convert", "synthesize")
     if not arguments or arguments[0] not in kinds:
         raise ConfigError(f"trace what? Give {', '.join(kinds)}, and a trace: trace=mooncake")
     kind, overrides = arguments[0], arguments[1:]
     if _sweeps(overrides):
         raise ConfigError("one trace at a time: leave out -m")
+    chosen = any(each.startswith("trace=") for each in overrides)
+    file = None
+    if kind == "check":
+        first = overrides[0] if overrides else "-"
+        if not first.startswith("-") and ("=" not in first or Path(first).exists()):
+            file = overrides.pop(0)
+        elif not chosen:
+            raise ConfigError("check which trace? Give a file, or trace=mooncake trace.path=FILE")
 
     def work(config: Any) -> int:
         from harness import inspect
 
+        if kind == "check":
+            return inspect.check(config, _say, file=file, chosen=chosen)
         commands = {
             "profile": inspect.profile,
             "convert": inspect.convert,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
 from harness import result
 from harness.errors import EXIT_GOOD, ConfigError
@@ -20,8 +24,40 @@ from harness.settings import whole
 from harness.stream import Stream
 from harness.trace import Trace
 
+_COMMAND = "inspect"
+"""The configuration that all of these commands begin with."""
+
 PROFILE = "profile.json"
 SKETCH = "sketch.json"
+
+
+def check(config: DictConfig, say: Callable[[str], None], *, file: str | None, chosen: bool) -> int:
+    """All that is wrong with a trace, or what to know before it is replayed. Returns the exit code.
+
+    `file` is read with the reader that is `chosen`, else with the one that fits it.
+    """
+    examine: Callable[..., int] = build(config, "check", _partial_=True)
+    if file is not None and not chosen:
+        return examine(_readers(file), file, say)
+    name = str(HydraConfig.get().runtime.choices["trace"])
+    if file is not None:
+        if "path" not in [*config.trace]:  # a value that is missing is not "in" it
+            raise ConfigError(f"trace={name} reads no file: leave out {file}")
+        config.trace.path = file
+    return examine({name: partial(load_trace, config)}, None, say)
+
+
+def _readers(file: str) -> dict[str, Callable[[], Trace]]:
+    """The ways to read a file: each choice of the group `trace` that needs a path and no more."""
+    loader = GlobalHydra.instance().config_loader()
+    asked = list(HydraConfig.get().overrides.task)
+    readers: dict[str, Callable[[], Trace]] = {}
+    for name in loader.get_group_options("trace"):
+        config = loader.load_configuration(_COMMAND, [*asked, f"trace={name}"], RunMode.RUN)
+        if OmegaConf.missing_keys(config.trace) == {"trace.path"}:
+            config.trace.path = file
+            readers[name] = partial(load_trace, config)
+    return readers
 
 
 def profile(config: DictConfig, say: Callable[[str], None]) -> int:

@@ -33,6 +33,9 @@ def build(config: DictConfig, where: str, *, without: Iterable[str] = (), **more
             for key in without:
                 part.pop(key, None)
             part.update(more)
+        for key in sorted(OmegaConf.missing_keys(part)):
+            # Hydra says so of its own accord, but for what is built in part.
+            raise ConfigError(f"{key} has no value: add {key}=...")
         return instantiate(part, _convert_="all")
     except MissingMandatoryValue as error:
         raise ConfigError(f"{error.full_key} has no value: add {error.full_key}=...") from error

@@ -207,7 +207,7 @@ class TraceBuilder:
                 except graphlib.CycleError as error:
                     numbers: list[int] = error.args[1][:-1]
                 cycle = [self._turns[number] for number in numbers]
-                graph |= dict.fromkeys(numbers, [])
+                graph |= {number: [] for number in numbers}
                 keys = " after ".join(repr(turn.key) for turn in [*reversed(cycle), cycle[-1]])
                 raise cycle[-1].error(f"waits for itself: {keys}", "break the cycle")
         require_sound(self._path)

@@ -36,6 +36,7 @@ from typing import Any, BinaryIO, Literal, get_args, get_origin, get_type_hints
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from harness.errors import ConfigError, TraceError
@@ -96,6 +97,15 @@ def read(path: Path | str) -> Trace:
         lines = array("q")
     else:
         table, header, lines = _jsonl(path)
+    last = pc.max(table.column("session")).as_py()
+    if last is not None and last >= len(table):
+        # Before anything counts up to it.
+        raise TraceError(
+            f"session {last}, of {len(table)} turns",
+            do="number sessions densely from 0",
+            path=path,
+            field="session",
+        )
     try:
         return Trace(table, header)
     except TraceError as error:
@@ -135,6 +145,8 @@ def _check_header(header: Header) -> None:
             wanted is not None and type(value) is not wanted
         ):
             raise ValueError(f"{name} is {value!r}")
+    if header.block_tokens > MAX_TOKENS:
+        raise ValueError(f"block_tokens is {header.block_tokens}")
     if not all(type(turns) is int for turns in header.changes.values()):
         raise ValueError(f"changes is {header.changes!r}")
     if not all(type(text) is str for each in header.sources for text in vars(each).values()):
@@ -267,7 +279,9 @@ def _jsonl(path: Path) -> tuple[pa.Table, Header, array[int]]:
     """The columns, the header, and the line of each row."""
     changes: Counter[str] = Counter()
     rows = json_rows(path, lambda change: changes.update([change]))
-    header = _first_line(next(rows), path)
+    first = next(rows)
+    require_sound(path)
+    header = _first_line(first, path)
     tables = [SCHEMA.empty_table()]
     held: list[dict[str, Any]] = []
     lines = array("q")

@@ -125,11 +125,11 @@ class _Spared:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        if not isinstance(error, TraceError) or isinstance(error, _Ended):
-            return False
         faults = _now.get()
-        if faults is None:
+        if faults is None or not isinstance(error, TraceError):
             return False
+        if isinstance(error, _Ended):
+            return not faults.full
         faults.add(error)
         return True
 
@@ -169,6 +169,6 @@ def sound() -> bool:
 
 
 def require_sound(path: Path | str | None) -> None:
-    """End the reading here where rows were at fault: they are told instead."""
+    """End the reading, or what is spared, here where rows were at fault: they are told instead."""
     if not sound():
         raise _Ended("rows are at fault", do="mend them", path=path)

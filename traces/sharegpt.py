@@ -198,13 +198,11 @@ class _Tokens:
             ) from error
         self.block_tokens = block_tokens
         self.sha256 = file_digest(path).sha256
+        self._path = path
         try:
             self._tokenizer: Any = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:
-            raise ConfigError(
-                f"trace.tokenizer is {path}, which is not usable ({error}): "
-                "give a model's tokenizer.json"
-            ) from error
+            raise self._unusable(error) from error
         # A file may say that texts are to be cut to a length, or filled up to it.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -214,7 +212,11 @@ class _Tokens:
 
         An id is a 64-bit hash of a block and all before it.
         """
-        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        try:
+            encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:
+            # Such as a word that is unknown, where the vocabulary has no token for that.
+            raise self._unusable(error) from error
         ids = [np.array(each.ids, "<u4") for each in encoded]
         data = np.concatenate(ids).tobytes()
         size = 4 * self.block_tokens
@@ -224,6 +226,12 @@ class _Tokens:
             digest = blake2b(digest + data[end - size : end], digest_size=8).digest()
             blocks.append(int.from_bytes(digest, "little"))
         return [len(each) for each in ids], blocks
+
+    def _unusable(self, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"trace.tokenizer is {self._path}, which is not usable ({error}): "
+            "give a model's tokenizer.json"
+        )
 
 
 # ---- files

@@ -13,7 +13,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -97,6 +97,10 @@ def listing(names: Sequence[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+_REFUSED: AbstractContextManager[Any, bool] = ExitStack()
+"""What lets every fault through."""
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One line of text with its 1-based number."""
@@ -107,7 +111,9 @@ class Line:
     """Whether a newline ends it; the last line may do without."""
 
 
-def read_lines(path: Path, left_out: AbstractContextManager[Any] = nullcontext()) -> Iterator[Line]:
+def read_lines(
+    path: Path, left_out: AbstractContextManager[Any, bool] = _REFUSED
+) -> Iterator[Line]:
     """Each line of a UTF-8 file, plain or gzip, blank ones too. At least one is not blank.
 
     `left_out` has a say on what becomes of a line that is not UTF-8: refused unless it is spared.

@@ -63,7 +63,7 @@ class Rows:
     def require(
         self, good: Any, name: str, problem: str, do: str, *, instead: str = "0"
     ) -> pa.StringArray:
-        """The column, if `good`, of booleans, is true for all: else the first's value and `problem`.
+        """The column, where `good`, of booleans, is true for all: else `problem` is the first's.
 
         Where all rows that are at fault are reported, they have the value `instead` in it.
         """
@@ -166,7 +166,7 @@ def csv_rows(
                     rows = rows.of_rows(~blank)
                 if len(rows):
                     yield rows
-    except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
+    except (pa.ArrowException, UnicodeError, OSError, EOFError, zlib.error) as error:
         widths.report()
         raise _fault(path, widths, error) from error
     except TraceError:
@@ -176,14 +176,16 @@ def csv_rows(
 
 
 class _Widths:
-    """The rows that are longer or shorter than the header: the first ends the reading, unless
-    faults are gathered. `line` is the line of the first row.
+    """The rows that are longer or shorter than the header. `line` is the line of the first row.
+
+    The first of them ends the reading, unless faults are gathered.
     """
 
     def __init__(self, path: Path, names: list[str], line: int) -> None:
         self._path = path
         self._names = names
         self._line = line
+        self._sparing = gathered()  # Arrow's thread, which calls `note`, does not know
         self._skipped: dict[int, int] = {}
         """How many fields there are in each line left out."""
         self.last: dict[int, int] = {}
@@ -191,7 +193,7 @@ class _Widths:
 
     def note(self, row: Any) -> str:
         """What becomes of such a row. One with a quote may be a piece of another."""
-        skip = gathered() and '"' not in row.text
+        skip = self._sparing and '"' not in row.text
         (self._skipped if skip else self.last)[row.number] = row.actual_columns
         return "skip" if skip else "error"
 
@@ -208,9 +210,17 @@ class _Widths:
         if not self._skipped:
             return
         seen(len(self._skipped))
+        told = 0
         for line in read_lines(self._path):
             if line.number in self._skipped:
+                told += 1
                 report(self.error(line, self._skipped[line.number]), 1, [line.number])
+        if told < len(self._skipped):
+            # To Arrow a carriage return by itself ends a line, so it counts more of them.
+            error = TraceError(
+                "carriage returns inside lines", do="end lines with newlines", path=self._path
+            )
+            report(error, len(self._skipped) - told, [])
 
     def error(self, line: Line, width: int) -> TraceError:
         """The fault of a line of so many fields."""
@@ -236,7 +246,12 @@ def _reader(stream: Any, header: Line, names: list[str], keep_fault: Callable[[A
     return pyarrow.csv.open_csv(
         stream,
         read_options=pyarrow.csv.ReadOptions(
-            use_threads=False, skip_rows=header.number, column_names=names
+            use_threads=False,
+            skip_rows=header.number,
+            column_names=names,
+            # By this name Arrow has all text decoded first. Else it hands a row that is no UTF-8 to
+            # `keep_fault`, fails to, and prints that.
+            encoding="utf-8-sig",
         ),
         parse_options=pyarrow.csv.ParseOptions(
             ignore_empty_lines=False, invalid_row_handler=keep_fault

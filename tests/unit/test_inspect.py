@@ -111,8 +111,8 @@ def test_an_anonymous_trace_names_nobody(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "trace what? Give profile, convert, synthesize"),
-        (["paint"], "trace what? Give profile, convert, synthesize"),
+        ([], "trace what? Give check, profile, convert, synthesize"),
+        (["paint"], "trace what? Give check, profile, convert, synthesize"),
         (["convert"], "to is None: name a new file that ends in .parquet, .jsonl"),
         (["convert", "to=x.csv"], "to is 'x.csv'"),
         (["profile", "-m"], "one trace at a time"),

@@ -10,6 +10,7 @@ import pytest
 from harness.errors import TraceError
 from harness.trace import Header, Trace
 from traces.builder import TraceBuilder
+from traces.faults import gathering, spared
 
 FLOOR = Header("hand", 64, "floor", "global", "s", "none")
 
@@ -78,6 +79,48 @@ def test_a_turn_that_waits_for_itself(builder: TraceBuilder) -> None:
     add(builder, "a", parents=["a"])
     with pytest.raises(TraceError, match="waits for itself: 'a' after 'a'"):
         builder.build()
+
+
+def test_every_orphan_is_gathered(builder: TraceBuilder) -> None:
+    add(builder, "a", line=1)
+    add(builder, "b", parents=["gone", "a"], line=2)
+    add(builder, "c", parents=["b"], line=3)
+    add(builder, "d", parents=["lost"], line=4)
+    with gathering() as faults:
+        builder.build()
+    (kind,) = faults.kinds.values()
+    assert (kind.count, kind.lines) == (2, [2, 4])
+
+
+def test_each_cycle_is_gathered_once(builder: TraceBuilder) -> None:
+    add(builder, "root", line=1)
+    add(builder, "a", parents=["root", "b"], line=2)
+    add(builder, "b", parents=["a"], line=3)
+    add(builder, "behind", parents=["b"], line=4)
+    add(builder, "alone", parents=["alone"], line=5)
+    with gathering() as faults:
+        builder.build()
+    (kind,) = faults.kinds.values()
+    assert kind.count == 2
+    assert set(kind.lines) in ({2, 5}, {3, 5})
+
+
+def test_no_more_cycles_are_looked_for_than_are_told(builder: TraceBuilder) -> None:
+    for at in range(30):
+        add(builder, f"{at}", parents=[f"{at}"], line=at + 1)
+    with gathering() as faults:
+        builder.build()
+    assert faults.count == 10
+
+
+def test_what_is_missing_for_a_fault_is_none_of_its_own(builder: TraceBuilder) -> None:
+    with gathering() as faults:
+        with spared():
+            add(builder, "a", block_ids=[1, 2, 3], line=1)
+        add(builder, "b", parents=["a"], line=2)
+        builder.build()
+    (kind,) = faults.kinds.values()
+    assert (kind.first.field, kind.lines) == ("ids", [1])
 
 
 @pytest.mark.parametrize(
