@@ -499,6 +499,14 @@ def build_table(columns: Mapping[str, Any]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
+def list_column(name: str, lengths: Any, values: Any) -> pa.ListArray:
+    """A list column of `SCHEMA`: the length of each list, (rows,), and all values in a row."""
+    kind = SCHEMA.field(name).type
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.ListArray.from_arrays(offsets, pa.array(values, kind.value_type), type=kind)
+
+
 def file_digest(path: Path) -> Source:
     """The `Source` of a file: its name and the SHA-256 of its bytes."""
     with path.open("rb") as stream:

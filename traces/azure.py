@@ -22,8 +22,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from harness.trace import Header, Trace
+from traces.builder import single_turns
 from traces.source import locate_file
-from traces.table import BLOCK_TOKENS, Rows, csv_rows, trace_of_rows
+from traces.table import BLOCK_TOKENS, Rows, csv_rows
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
@@ -61,7 +62,7 @@ def read(path: Path | str) -> Trace:
     )
     # A date in seconds has no room for 100 ns in 64 bits; the time since the first has.
     first_ns = recorded_ns.min(initial=np.iinfo(np.int64).max)
-    return trace_of_rows(
+    return single_turns(
         header,
         path,
         recorded_s=(recorded_ns - first_ns) / 1e9,

@@ -14,15 +14,14 @@ from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.errors import TraceError
-from harness.interner import BlockIds, Interner
-from harness.trace import SCHEMA, Header, Source, Trace, build_table, file_digest
+from harness.interner import BlockIds, Interner, Stretches
+from harness.trace import SCHEMA, Header, Source, Trace, build_table, file_digest, list_column
 from traces.faults import require_sound, spared
 
 _CYCLES = 10
@@ -248,28 +247,20 @@ class TraceBuilder:
             {
                 "session": [sessions[turn.session] for turn in turns],
                 "turn_index": np.zeros(len(turns), np.int32),
-                "parents": _lists("parents", [len(each) for each in waits], parents),
+                "parents": list_column("parents", [len(each) for each in waits], parents),
                 "recorded_s": recorded - zero_s,
                 "arrival_s": [None if each is None else each - zero_s for each in arrivals],
                 "delay_s": [turn.delay_s for turn in turns],
                 "input_tokens": [turn.input_tokens for turn in turns],
                 "output_tokens": [turn.output_tokens for turn in turns],
-                "run_starts": _lists("run_starts", runs, self._run_starts),
-                "run_lengths": _lists("run_lengths", runs, self._run_lengths),
+                "run_starts": list_column("run_starts", runs, self._run_starts),
+                "run_lengths": list_column("run_lengths", runs, self._run_lengths),
                 "agent": [turn.agent for turn in turns],
             }
         ).take(order)
         at = table.schema.get_field_index("turn_index")
         index = _count_within(table.column("session").to_numpy())
         return table.set_column(at, SCHEMA.field(at), pa.array(index, pa.int32()))
-
-
-def _lists(column: str, lengths: list[int], values: Any) -> pa.ListArray:
-    """A list column from the length of each list and all values in a row."""
-    kind = SCHEMA.field(column).type
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    return pa.ListArray.from_arrays(offsets, pa.array(values, kind.value_type), type=kind)
 
 
 def _count_within(groups: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -279,3 +270,58 @@ def _count_within(groups: NDArray[np.int32]) -> NDArray[np.int64]:
     within = np.empty(len(groups), np.int64)
     within[order] = np.arange(len(groups)) - np.searchsorted(ranked, ranked)
     return within
+
+
+def single_turns(
+    header: Header,
+    path: Path,
+    *,
+    recorded_s: NDArray[np.float64],
+    input_tokens: NDArray[np.int64],
+    output_tokens: NDArray[np.int64],
+    runs: Stretches | None = None,
+    agents: pa.StringArray | None = None,
+) -> Trace:
+    """A trace of sessions of one turn, of the rows of one file, all at once.
+
+    The same as adding each row to a `TraceBuilder`, which takes 9 s a million: sorted by time, ties
+    in the file's order; no output becomes one token; a row without input is dropped, and may have
+    no runs; each counted under the builder's name. `runs`: none unless given; `agents`: "main".
+    Raises `TraceError` for no turns.
+    """
+    require_sound(path)
+    changes = Counter(header.changes)
+    kept = input_tokens > 0
+    for change, rows in (
+        ("rows_out_of_order", recorded_s < np.maximum.accumulate(recorded_s)),
+        ("zero_output_clamped_to_1", output_tokens == 0),
+        ("empty_input_dropped", ~kept),
+    ):
+        if rows.any():
+            changes[change] += int(rows.sum())
+    arrival_s = recorded_s[kept] - recorded_s.min(initial=np.inf)
+    turns = len(arrival_s)
+    none = np.zeros(turns, np.int64)
+    counts, starts, lengths = runs or Stretches(np.zeros(len(kept), np.int64), none[:0], none[:0])
+    counts = counts[kept]
+    order = np.argsort(arrival_s, kind="stable")
+    place = pa.array(order)
+    table = build_table(
+        {
+            "session": order.astype(np.int32),
+            "turn_index": none,
+            "parents": list_column("parents", none, []),
+            "recorded_s": arrival_s[order],
+            "arrival_s": arrival_s[order],
+            "delay_s": pa.nulls(turns, pa.float64()),
+            "input_tokens": input_tokens[kept][order],
+            "output_tokens": np.maximum(output_tokens[kept][order], 1),
+            "run_starts": list_column("run_starts", counts, starts).take(place),
+            "run_lengths": list_column("run_lengths", counts, lengths).take(place),
+            "agent": pa.repeat(pa.scalar("main"), turns)
+            if agents is None
+            else agents.filter(pa.array(kept)).take(place),
+        }
+    )
+    made = dict(sorted(changes.items()))
+    return Trace(table, replace(header, sources=(file_digest(path),), changes=made))

@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 
 from harness.errors import ConfigError
 from harness.trace import MAX_TOKENS, Header, Trace
+from traces.builder import single_turns
 from traces.source import locate_file
-from traces.table import BLOCK_TOKENS, Rows, csv_rows, trace_of_rows
+from traces.table import BLOCK_TOKENS, Rows, csv_rows
 
 COLUMNS = (
     *("Timestamp", "Model", "Request tokens", "Response tokens"),
@@ -74,7 +75,7 @@ def read(path: Path | str, failures: Literal["drop", "keep"] = "drop") -> Trace:
         changes=changes,
     )
     empty = np.empty(0, np.int64)
-    return trace_of_rows(
+    return single_turns(
         header,
         path,
         recorded_s=np.concatenate([np.empty(0, np.float64), *times_s]),

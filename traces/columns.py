@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,8 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from harness.interner import Stretches
-from harness.trace import SCHEMA, Header, Trace, build_table, file_digest
+from harness.trace import Header, Trace
+from traces.builder import single_turns
 
 _PIECE_BYTES = 4 << 20
 """What is parsed at a time: 1 to 16 MiB are equally fast."""
@@ -133,40 +132,11 @@ def trace_of_columns(
     totals = np.bincount(prompt, runs.lengths, len(kept))
     if (totals > (input_tokens + rounded_up) // size).any():
         raise NotPlain
-    changes = Counter(header.changes)
-    for change, rows in (
-        ("rows_out_of_order", recorded_s < np.maximum.accumulate(recorded_s)),
-        ("zero_output_clamped_to_1", output_tokens == 0),
-        ("empty_input_dropped", ~kept),
-    ):
-        if rows.any():
-            changes[change] += int(rows.sum())
-    arrival_s = recorded_s[kept] - recorded_s.min()
-    turns = len(arrival_s)
-    order = np.argsort(arrival_s, kind="stable")
-    counts = runs.per_prompt[kept]  # a row without input has no blocks
-    table = build_table(
-        {
-            "session": order.astype(np.int32),
-            "turn_index": np.zeros(turns, np.int32),
-            "parents": _lists("parents", np.zeros(turns, np.int64), []),
-            "recorded_s": arrival_s[order],
-            "arrival_s": arrival_s[order],
-            "delay_s": pa.nulls(turns, pa.float64()),
-            "input_tokens": input_tokens[kept][order],
-            "output_tokens": np.maximum(output_tokens[kept][order], 1),
-            "run_starts": _lists("run_starts", counts, runs.starts).take(pa.array(order)),
-            "run_lengths": _lists("run_lengths", counts, runs.lengths).take(pa.array(order)),
-            "agent": pa.repeat(pa.scalar("main"), turns),
-        }
+    return single_turns(
+        header,
+        path,
+        recorded_s=recorded_s,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        runs=runs,
     )
-    made = dict(sorted(changes.items()))
-    return Trace(table, replace(header, sources=(file_digest(path),), changes=made))
-
-
-def _lists(column: str, lengths: Ints, values: Any) -> pa.ListArray:
-    """A list column from the length of each list and all values in a row."""
-    kind = SCHEMA.field(column).type
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    return pa.ListArray.from_arrays(offsets, pa.array(values, kind.value_type), type=kind)

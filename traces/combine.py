@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from harness.errors import ConfigError
 from harness.settings import number, whole
 from harness.stream import Stream
-from harness.trace import Header, Trace
-from traces.rows import changed, in_order, lists, named
+from harness.trace import Header, Trace, list_column
+from traces.rows import changed, in_order, named
 
 _MOST_ROWS = 2**31 - 1
 """Sessions, and the places of all runs and parents, are counted in 32 bits."""
@@ -79,7 +79,7 @@ def _together(traces: Sequence[Trace], later_s: Sequence[float]) -> pa.Table:
         for name, first in (("parents", rows), ("run_starts", blocks)):
             column = trace.table.column(name)
             counts = pc.list_value_length(column).to_numpy()
-            columns[name] = lists(name, counts, pc.list_flatten(column).to_numpy() + first)
+            columns[name] = list_column(name, counts, pc.list_flatten(column).to_numpy() + first)
         parts.append(changed(trace.table, columns))
         rows += len(trace)
         sessions += trace.sessions

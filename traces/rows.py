@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from harness.trace import SCHEMA, Header, Trace
+from harness.trace import SCHEMA, Header, Trace, list_column
 
 Ints = NDArray[np.int64]
 
@@ -25,15 +25,6 @@ def changed(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
             values = pa.array(values, field.type, from_pandas=True)  # noqa: PLW2901 - as a column
         table = table.set_column(SCHEMA.get_field_index(name), field, values)
     return table
-
-
-def lists(name: str, counts: Ints, values: Ints) -> pa.ListArray:
-    """A list column: `counts` of `values` a row, (rows,) and all of them in a row."""
-    kind = SCHEMA.field(name).type
-    ends = np.concatenate(([0], np.cumsum(counts)))
-    return pa.ListArray.from_arrays(
-        pa.array(ends, pa.int32()), pa.array(values, kind.value_type), type=kind
-    )
 
 
 def runs(trace: Trace) -> tuple[Ints, Ints, Ints]:
@@ -49,8 +40,8 @@ def run_columns(rows: int, row: Ints, starts: Ints, lengths: Ints) -> dict[str, 
     there = lengths > 0
     counts = np.bincount(row[there], minlength=rows)
     return {
-        "run_starts": lists("run_starts", counts, starts[there]),
-        "run_lengths": lists("run_lengths", counts, lengths[there]),
+        "run_starts": list_column("run_starts", counts, starts[there]),
+        "run_lengths": list_column("run_lengths", counts, lengths[there]),
     }
 
 
@@ -97,7 +88,7 @@ def _moved(table: pa.Table, place: Ints) -> pa.Table:
     parents = table.column("parents")
     counts = pc.list_value_length(parents).to_numpy()
     rows = place[pc.list_flatten(parents).to_numpy()]
-    return changed(table, {"parents": lists("parents", counts, rows)})
+    return changed(table, {"parents": list_column("parents", counts, rows)})
 
 
 def named(

@@ -15,7 +15,6 @@ import csv
 import difflib
 import gzip
 import zlib
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -29,8 +28,8 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from harness.errors import TraceError
-from harness.trace import MAX_TOKENS, SCHEMA, Header, Trace, build_table, file_digest
-from traces.faults import gathered, report, require_sound, seen
+from harness.trace import MAX_TOKENS
+from traces.faults import gathered, report, seen
 from traces.source import MAX_TIME_S, Line, read_lines
 
 BLOCK_TOKENS = 64
@@ -327,63 +326,3 @@ def _fault(path: Path, widths: _Widths, error: Exception) -> TraceError:
         if line.number in widths.last:
             return widths.error(line, widths.last[line.number])
     return TraceError(f"not usable CSV ({error})", do="mend or fetch the file again", path=path)
-
-
-# ---- building
-
-
-def trace_of_rows(
-    header: Header,
-    path: Path,
-    *,
-    recorded_s: NDArray[np.float64],
-    input_tokens: NDArray[np.int64],
-    output_tokens: NDArray[np.int64],
-    agents: pa.StringArray | None = None,
-) -> Trace:
-    """A trace of sessions of one turn without blocks, of the rows of one file.
-
-    The same as adding each row to a `TraceBuilder`, which takes 9 s a million: sorted by time, ties
-    in the file's order; no output becomes one token; a row without input is dropped; each counted
-    under the builder's name. `agents` are "main" unless given. Raises `TraceError` for no turns.
-    """
-    require_sound(path)
-    changes = Counter(header.changes)
-    kept = input_tokens > 0
-    for change, rows in (
-        ("rows_out_of_order", recorded_s < np.maximum.accumulate(recorded_s)),
-        ("zero_output_clamped_to_1", output_tokens == 0),
-        ("empty_input_dropped", ~kept),
-    ):
-        if rows.any():
-            changes[change] += int(rows.sum())
-    zero_s = recorded_s.min() if len(recorded_s) else 0.0
-    arrival_s = recorded_s[kept] - zero_s
-    turns = len(arrival_s)
-    order = np.argsort(arrival_s, kind="stable")
-    table = build_table(
-        {
-            "session": order.astype(np.int32),
-            "turn_index": np.zeros(turns, np.int32),
-            "parents": _no_lists("parents", turns),
-            "recorded_s": arrival_s[order],
-            "arrival_s": arrival_s[order],
-            "delay_s": pa.nulls(turns, pa.float64()),
-            "input_tokens": input_tokens[kept][order],
-            "output_tokens": np.maximum(output_tokens[kept][order], 1),
-            "run_starts": _no_lists("run_starts", turns),
-            "run_lengths": _no_lists("run_lengths", turns),
-            "agent": pa.repeat(pa.scalar("main"), turns)
-            if agents is None
-            else agents.filter(pa.array(kept)).take(pa.array(order)),
-        }
-    )
-    made = dict(sorted(changes.items()))
-    return Trace(table, replace(header, sources=(file_digest(path),), changes=made))
-
-
-def _no_lists(column: str, turns: int) -> pa.ListArray:
-    kind = SCHEMA.field(column).type
-    return pa.ListArray.from_arrays(
-        np.zeros(turns + 1, np.int32), pa.array([], kind.value_type), type=kind
-    )

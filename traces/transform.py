@@ -17,8 +17,8 @@ from harness.errors import ConfigError
 from harness.pacing import first_arrivals
 from harness.seed import stream
 from harness.settings import number, whole
-from harness.trace import Trace
-from traces.rows import changed, in_order, kept, lists, named, parents_first
+from harness.trace import Trace, list_column
+from traces.rows import changed, in_order, kept, named, parents_first
 
 _CLOCK = ("recorded_s", "arrival_s")
 """The times from the trace's zero."""
@@ -186,7 +186,7 @@ def _lifted(trace: Trace, mine: NDArray[np.bool_]) -> dict[str, Any]:
     counts = np.array([len(each) for each in waits])
     flat = np.array([parent for each in waits for parent in each], np.int64)
     return {
-        "parents": lists("parents", counts, flat),
+        "parents": list_column("parents", counts, flat),
         "arrival_s": arrival_s,
         "delay_s": delay_s,
     }

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from harness.trace import SCHEMA, build_table
+from harness.trace import SCHEMA, build_table, list_column
 
 Path = list[tuple[int, int]]
 """A prompt's blocks, as runs: (first id, length)."""
@@ -125,14 +125,20 @@ class Weaver:
             {
                 "session": np.array(self._session, np.int32),
                 "turn_index": np.array(self._turn_index, np.int32),
-                "parents": _lists("parents", self._parents_end, self._parents),
+                "parents": list_column(
+                    "parents", np.diff(self._parents_end), np.array(self._parents)
+                ),
                 "recorded_s": np.array(self._recorded_s),
                 "arrival_s": pa.array(gate_s, mask=later),
                 "delay_s": pa.array(gate_s, mask=~later),
                 "input_tokens": np.array(self._inputs, np.int32),
                 "output_tokens": np.array(self._outputs, np.int32),
-                "run_starts": _lists("run_starts", self._runs_end, self._starts),
-                "run_lengths": _lists("run_lengths", self._runs_end, self._lengths),
+                "run_starts": list_column(
+                    "run_starts", np.diff(self._runs_end), np.array(self._starts)
+                ),
+                "run_lengths": list_column(
+                    "run_lengths", np.diff(self._runs_end), np.array(self._lengths)
+                ),
                 "agent": self._agents,
             }
         )
@@ -149,12 +155,6 @@ def cut(path: Path, blocks: int) -> Path:
         front.append((start, min(length, blocks)))
         blocks -= length
     return front
-
-
-def _lists(column: str, ends: array[int], values: array[int]) -> pa.ListArray:
-    kind = SCHEMA.field(column).type
-    offsets = np.array(ends, np.int64).astype(np.int32)
-    return pa.ListArray.from_arrays(offsets, pa.array(np.array(values), kind.value_type), type=kind)
 
 
 def _with_rows(table: pa.Table, turns: NDArray[np.int64], first_row: int) -> pa.Table:

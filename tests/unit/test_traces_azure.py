@@ -12,7 +12,7 @@ from harness.errors import TraceError
 from harness.trace import Header, Trace
 from traces import azure
 from traces.builder import TraceBuilder
-from traces.table import trace_of_rows
+from traces.builder import single_turns
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces" / "azure-llm-2023"
 
@@ -120,7 +120,7 @@ def test_it_is_what_the_builder_makes(tmp_path: Path) -> None:
             block_ids=[],
         )
     built = builder.build()
-    made = trace_of_rows(
+    made = single_turns(
         header, path, recorded_s=recorded_s, input_tokens=inputs, output_tokens=outputs
     )
     assert made.table.equals(built.table)
