@@ -124,7 +124,7 @@ def _understood(text: str, path: Path, field: str, do: str, line: int | None = N
     try:
         header = Header.from_json(text)
         _check_header(header)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise TraceError(
             f"a header that cannot be understood ({error})",
             do=do,

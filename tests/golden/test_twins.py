@@ -1,4 +1,4 @@
-"""Synthetic twins of published traces, beside them: their figures, and what a system does with them.
+"""Synthetic twins of published traces, beside them: their figures, and how a system answers them.
 
 The sketch is fitted to distributions of turns. Nothing of capacity curves, of TTFT or of a session
 as a whole was fitted, so those are predictions, within the distances that stand here.

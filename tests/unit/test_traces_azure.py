@@ -11,8 +11,7 @@ import pytest
 from harness.errors import TraceError
 from harness.trace import Header, Trace
 from traces import azure
-from traces.builder import TraceBuilder
-from traces.builder import single_turns
+from traces.builder import TraceBuilder, single_turns
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces" / "azure-llm-2023"
 
