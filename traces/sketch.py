@@ -18,7 +18,7 @@ is no session of the trace in it: quantiles, shares and correlations alone.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -148,7 +148,7 @@ def fit(trace: Trace) -> Sketch:
         joined=lines.joined / len(called) if called else 0.0,
         nominal_s=nominal_s,
         nominal_token_s=nominal_token_s,
-        agent=max(set(agents), key=agents.count) if agents else "main",
+        agent=Counter(agents).most_common(1)[0][0] if agents else "main",
         like=likeness(trace),
     )
 
@@ -396,7 +396,8 @@ def _between_lines(later: _Later, lines: int) -> tuple[tuple[float, ...], dict[s
         typical = (counts.sum() - (counts**2).sum() / counts.sum()) / (several.sum() - 1)
         centre = scores.mean()
         between = (counts * (mean - centre) ** 2).sum() / (several.sum() - 1)
-        share = max(0.0, (between - within) / (between + (typical - 1) * within))
+        whole = between + (typical - 1) * within
+        share = max(0.0, (between - within) / whole) if whole else 0.0
         shares.append(round(min(share, 0.95), 4))
         means[name] = np.where(counts > 0, mean, np.nan)
         trust[name] = share / (share + (1 - share) / max(1.0, float(np.median(counts[several]))))
