@@ -97,15 +97,7 @@ def read(path: Path | str) -> Trace:
         lines = array("q")
     else:
         table, header, lines = _jsonl(path)
-    last = pc.max(table.column("session")).as_py()
-    if last is not None and last >= len(table):
-        # Before anything counts up to it.
-        raise TraceError(
-            f"session {last}, of {len(table)} turns",
-            do="number sessions densely from 0",
-            path=path,
-            field="session",
-        )
+    _check_large(table, path)
     try:
         return Trace(table, header)
     except TraceError as error:
@@ -115,6 +107,17 @@ def read(path: Path | str) -> Trace:
         raise TraceError(
             error.problem, do=error.do, path=path, line=line, field=error.field
         ) from error
+
+
+def _check_large(table: pa.Table, path: Path) -> None:
+    """Refuse numbers that a trace would count up to, or past 64 bits."""
+    for name, values, most, do in (
+        ("session", table.column("session"), len(table) - 1, "number sessions densely from 0"),
+        ("run_starts", pc.list_flatten(table.column("run_starts")), _MAX, f"give ids up to {_MAX}"),
+    ):
+        largest = pc.max(values).as_py()
+        if largest is not None and largest > most:
+            raise TraceError(f"{largest} is above what is possible", do=do, path=path, field=name)
 
 
 # ---- headers
