@@ -12,8 +12,8 @@ the way and some short: a variable's draws within a line share a normal score (a
 as the lines' turns, openings, additions, answers and delays do with each other.
 
 What it leaves out, so that a fit is not taken for more: no memory from one turn to the next beyond
-that, no link between a break and how full the context is, and of time only what `Starts` has. It has
-quantiles, shares and correlations alone; of a trace of a few requests the quantiles are those.
+that, no link between a break and how full the context is, and of time only what `Starts` has. It
+has quantiles, shares and correlations alone; of a few requests the quantiles are those requests.
 """
 
 from __future__ import annotations
