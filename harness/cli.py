@@ -161,12 +161,8 @@ def _trace(arguments: list[str]) -> int:
 
         if kind == "check":
             return inspect.check(config, _say, file=file, chosen=chosen)
-        commands = {
-            "profile": inspect.profile,
-            "convert": inspect.convert,
-            "synthesize": inspect.synthesize,
-        }
-        return commands[kind](config, _say)
+        command: Callable[[Any, Callable[[str], None]], int] = getattr(inspect, kind)
+        return command(config, _say)
 
     return _composed("inspect", overrides, work)
 

@@ -10,7 +10,7 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from harness.errors import ConfigError, HarnessError, InstallError
 
@@ -34,11 +34,8 @@ def build(config: DictConfig, where: str, *, without: Iterable[str] = (), **more
                 part.pop(key, None)
             part.update(more)
         for key in sorted(OmegaConf.missing_keys(part)):
-            # Hydra says so of its own accord, but for what is built in part.
             raise ConfigError(f"{key} has no value: add {key}=...")
         return instantiate(part, _convert_="all")
-    except MissingMandatoryValue as error:
-        raise ConfigError(f"{error.full_key} has no value: add {error.full_key}=...") from error
     except OmegaConfBaseException as error:
         raise ConfigError(f"{where}: {error}") from error
     except InstantiationException as error:

@@ -69,15 +69,20 @@ def load_trace(config: DictConfig) -> Trace:
     return trace
 
 
-def describe(trace: Trace) -> str:
-    """One line for a person, with what was dropped or changed on the way in."""
+def headline(trace: Trace) -> str:
+    """One line for a person."""
     ideal = trace.ideal_hit_rates
-    line = (
+    return (
         f"Trace {trace.header.format}: {len(trace):,} requests in {trace.sessions:,} sessions; "
         f"ideal hit rate {ideal.mean():.1%} mean, "
         f"{trace.ideal_hit_token_weighted:.1%} token-weighted, "
         f"{(ideal > metrics.HIT_EDGES[2]).mean():.1%} of requests above 95%"
     )
+
+
+def describe(trace: Trace) -> str:
+    """The same, with what was dropped or changed on the way in."""
+    line = headline(trace)
     changes = ", ".join(f"{name} {count:,}" for name, count in trace.header.changes.items())
     return f"{line}. Changed on reading: {changes}" if changes else line
 

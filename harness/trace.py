@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -53,6 +53,11 @@ SCHEMA = pa.schema(
 
 MAX_TOKENS = 2**31 - 1
 """The largest count of tokens a turn may have: the columns are 32 bits wide."""
+
+MAX_BLOCK = 2**62
+"""The largest block id: with the length of a run it is still within 64 bits."""
+
+Tokens = TypeVar("Tokens", int, NDArray[np.int64])
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,11 @@ class Header:
     """What was dropped, clamped or estimated, by name, with how many turns it touched."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """What a generator or a transform was given; JSON-able."""
+
+    def blocks(self, tokens: Tokens) -> Tokens:
+        """How many blocks, at most, a prompt of so many tokens has ids for; of many, in 64 bits."""
+        rounded_up = self.block_tokens - 1 if self.partial_block == "ceil" else 0
+        return (tokens + rounded_up) // self.block_tokens
 
     def to_json(self) -> str:
         """One line, keys sorted."""
@@ -295,9 +305,9 @@ class Trace:
 
     def _check_numbers(self) -> None:
         block = self.header.block_tokens
-        if block < 1:
+        if not 1 <= block <= MAX_TOKENS:
             raise self._error(
-                f"blocks of {block} tokens", "give the source's block size, 1 or more"
+                f"blocks of {block} tokens", f"give the source's block size, 1 to {MAX_TOKENS}"
             )
         for name in ("input_tokens", "output_tokens"):
             self._require(
@@ -323,8 +333,8 @@ class Trace:
     def _check_sessions(self) -> None:
         session, index = self.session, self.column("turn_index")
         self._require(session >= 0, "session", "a negative session", "number sessions from 0")
-        present = np.zeros(self.sessions, bool)
-        present[session] = True
+        present = np.zeros(min(self.sessions, len(self) + 1), bool)
+        present[session[session < len(present)]] = True
         if not present.all():
             raise self._error(
                 f"session {int(np.argmin(present))} has no turns",
@@ -428,6 +438,12 @@ class Trace:
                 column="run_lengths",
             )
         turn = np.repeat(np.arange(len(self)), np.diff(offsets))
+        if starts.max(initial=0) > MAX_BLOCK:
+            raise self._error(
+                f"{starts.max()} is above what is possible",
+                f"give ids up to {MAX_BLOCK}",
+                column="run_starts",
+            )
         good = (lengths >= 1) & (starts >= 0)
         if not good.all():
             raise self._error(
@@ -438,17 +454,13 @@ class Trace:
             )
         totals = np.zeros(len(self), np.int64)
         np.add.at(totals, turn, lengths)
-        block = self.header.block_tokens
-        room = (
-            self.input_tokens // block
-            if self.header.partial_block == "floor"
-            else -(-self.input_tokens // block)
-        )
+        header = self.header
+        room = header.blocks(self.input_tokens.astype(np.int64))
         self._require(
             totals <= room,
             "run_lengths",
             "more blocks than the input can hold",
-            f"check the block size ({block} tokens, {self.header.partial_block})",
+            f"check the block size ({header.block_tokens} tokens, {header.partial_block})",
         )
         self._check_chains(offsets, starts, lengths, turn)
 

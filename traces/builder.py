@@ -156,8 +156,7 @@ class TraceBuilder:
                 "give one of them",
             )
         header = self._header
-        whole, rest = divmod(turn.input_tokens, header.block_tokens)
-        room = whole + (rest > 0 and header.partial_block == "ceil")
+        room = header.blocks(turn.input_tokens)
         if blocks > room:
             raise turn.error(
                 f"{blocks} block ids, but {turn.input_tokens} input tokens hold at most {room} "

@@ -36,12 +36,11 @@ from typing import Any, BinaryIO, Literal, get_args, get_origin, get_type_hints
 
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from harness.errors import ConfigError, TraceError
 from harness.stream import Stream
-from harness.trace import MAX_TOKENS, SCHEMA, Header, Trace
+from harness.trace import MAX_BLOCK, MAX_TOKENS, SCHEMA, Header, Trace
 from traces.faults import require_sound, spared
 from traces.source import Row, json_rows, locate_file
 
@@ -57,8 +56,6 @@ _FIELDS = (
 _GATES = ("arrival_s", "delay_s")
 _TURN = re.compile(r"turn ([0-9]+) ")
 """How a fault of a trace names its row."""
-_MAX = 2**62
-"""The largest block id, or row: two of them still add up to 64 bits."""
 _JSON_TYPES = {int: int, str: str, Mapping: dict}
 """What a header's types are in JSON."""
 _GROUP_ROWS = 131_072
@@ -97,7 +94,6 @@ def read(path: Path | str) -> Trace:
         lines = array("q")
     else:
         table, header, lines = _jsonl(path)
-    _check_large(table, path)
     try:
         return Trace(table, header)
     except TraceError as error:
@@ -107,17 +103,6 @@ def read(path: Path | str) -> Trace:
         raise TraceError(
             error.problem, do=error.do, path=path, line=line, field=error.field
         ) from error
-
-
-def _check_large(table: pa.Table, path: Path) -> None:
-    """Refuse numbers that a trace would count up to, or past 64 bits."""
-    for name, values, most, do in (
-        ("session", table.column("session"), len(table) - 1, "number sessions densely from 0"),
-        ("run_starts", pc.list_flatten(table.column("run_starts")), _MAX, f"give ids up to {_MAX}"),
-    ):
-        largest = pc.max(values).as_py()
-        if largest is not None and largest > most:
-            raise TraceError(f"{largest} is above what is possible", do=do, path=path, field=name)
 
 
 # ---- headers
@@ -148,8 +133,6 @@ def _check_header(header: Header) -> None:
             wanted is not None and type(value) is not wanted
         ):
             raise ValueError(f"{name} is {value!r}")
-    if header.block_tokens > MAX_TOKENS:
-        raise ValueError(f"block_tokens is {header.block_tokens}")
     if not all(type(turns) is int for turns in header.changes.values()):
         raise ValueError(f"changes is {header.changes!r}")
     if not all(type(text) is str for each in header.sources for text in vars(each).values()):
@@ -349,7 +332,9 @@ def _runs(row: Row) -> list[tuple[int, int]]:
 
 
 def _wholes(row: Row, field: str, values: Any) -> list[int]:
-    if isinstance(values, list) and all(type(each) is int and 0 <= each <= _MAX for each in values):
+    if isinstance(values, list) and all(
+        type(each) is int and 0 <= each <= MAX_BLOCK for each in values
+    ):
         return values
     raise row.error(
         f"{values!r:.40} is not a list of whole numbers", "give numbers of 0 or more", field

@@ -8,16 +8,16 @@ named.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow.compute as pc
 
 from harness.errors import EXIT_BAD_INPUT, EXIT_GOOD, ConfigError, HarnessError, TraceError
-from harness.run import describe
+from harness.run import headline
 from harness.trace import Trace
 from traces.faults import PLACES_KEPT, Faults, Kind, gathering
+from traces.rows import runs
 from traces.source import locate
 
 Read = Callable[[], Trace]
@@ -49,11 +49,9 @@ def check(readers: Mapping[str, Read], path: str | None, say: Say) -> int:
     if attempt.trace is None:
         _tell(attempt.faults, say)
         return EXIT_BAD_INPUT
-    # What was changed comes below, a line each.
-    trace = Trace(attempt.trace.table, replace(attempt.trace.header, changes={}))
-    say(f"{describe(trace)}\nNo faults.")
+    say(f"{headline(attempt.trace)}\nNo faults.")
     _list("Changed on reading:", _changes(attempt.trace), say)
-    _list("Before you replay it:", _cautions(trace), say)
+    _list("Before you replay it:", _cautions(attempt.trace), say)
     return EXIT_GOOD
 
 
@@ -212,13 +210,9 @@ def _cautions(trace: Trace) -> Iterator[str]:
 
 
 def _missing_blocks(trace: Trace) -> Iterator[str]:
-    lengths = trace.table.column("run_lengths")
-    runs = pc.list_value_length(lengths).to_numpy()
-    turn = np.repeat(np.arange(len(trace)), runs)
-    blocks = np.bincount(turn, pc.list_flatten(lengths).to_numpy(), len(trace))
-    size = trace.header.block_tokens
-    rounded_up = size - 1 if trace.header.partial_block == "ceil" else 0
-    room = (trace.input_tokens.astype(np.int64) + rounded_up) // size
+    row, _, lengths = runs(trace)
+    blocks = np.bincount(row, lengths, len(trace))
+    room = trace.header.blocks(trace.input_tokens.astype(np.int64))
     fewer = int((blocks < room).sum())
     if fewer:
         yield (

@@ -8,12 +8,10 @@ reader takes the file from its start. (By way of orjson columns take twice as lo
 
 from __future__ import annotations
 
-import gzip
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,13 +21,12 @@ from numpy.typing import NDArray
 from harness.interner import Stretches
 from harness.trace import Header, Trace
 from traces.builder import single_turns
+from traces.source import open_bytes
 
 _PIECE_BYTES = 4 << 20
 """What is parsed at a time: 1 to 16 MiB are equally fast."""
 _MOST_PIECES = 16
 """A line may be as long as so many; no row is."""
-
-_GZIP = b"\x1f\x8b"
 
 Ints = NDArray[np.int64]
 
@@ -55,7 +52,7 @@ def plain_rows(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
 def _pieces(path: Path) -> Iterator[bytes]:
     """The file in pieces of whole lines."""
     rest = b""
-    with closing(_open(path)) as stream:
+    with closing(open_bytes(path)) as stream:
         while more := stream.read(_PIECE_BYTES):
             whole, newline, tail = more.rpartition(b"\n")
             if newline:
@@ -67,16 +64,6 @@ def _pieces(path: Path) -> Iterator[bytes]:
                 raise NotPlain
     if rest:
         yield rest
-
-
-def _open(path: Path) -> Any:
-    """A stream of bytes after any gzip."""
-    stream = path.open("rb")
-    if stream.read(len(_GZIP)) != _GZIP:
-        stream.seek(0)
-        return stream
-    stream.close()
-    return gzip.open(path)
 
 
 def _parse(piece: bytes, schema: pa.Schema) -> pa.Table:
@@ -122,15 +109,13 @@ def trace_of_columns(
     output becomes one token; a row without input is dropped; each counted under the builder's name.
     Raises `NotPlain` where the builder would complain, and where an id follows two different ids.
     """
-    size = header.block_tokens
-    rounded_up = size - 1 if header.partial_block == "ceil" else 0
     kept = input_tokens > 0
     runs = blocks.numbered()
     if runs is None or not kept.any():
         raise NotPlain
     prompt = np.repeat(np.arange(len(kept)), runs.per_prompt)
     totals = np.bincount(prompt, runs.lengths, len(kept))
-    if (totals > (input_tokens + rounded_up) // size).any():
+    if (totals > header.blocks(input_tokens)).any():
         raise NotPlain
     return single_turns(
         header,

@@ -31,7 +31,7 @@ from harness.errors import TraceError
 from harness.trace import MAX_TOKENS, Header, Trace
 from traces.builder import TraceBuilder
 from traces.faults import require_sound, seen, spared
-from traces.source import Row, json_document, listing, locate, locate_file, read_text
+from traces.source import Row, json_document, listing, locate, locate_file, microseconds, read_text
 
 # The fields that are read, and those that are known and left alone.
 _FILE = ("id", "block_size", "hash_id_scope", "requests")
@@ -125,7 +125,7 @@ class _Session:
         """Hang a sub-agent between the turn on `line` that called it and the turn after."""
         back_s = zero_s + entry.time_s("t")
         duration_s = entry.time_s_or_none("duration_ms", "ms")
-        start_s = back_s if duration_s is None else _microseconds(back_s - duration_s)
+        start_s = back_s if duration_s is None else microseconds(back_s - duration_s)
         after = max(1, bisect_right(line, start_s, key=lambda call: call.start_s))
         if line:
             caller = line[after - 1]
@@ -162,7 +162,7 @@ class _Session:
             delay_s = None
             if call.waits_for:
                 end_s = max(each.end_s(rate) for each in call.waits_for)
-                delay_s = _microseconds(call.start_s - end_s)
+                delay_s = microseconds(call.start_s - end_s)
                 self.changes["negative_delay_clamped_to_0"] += delay_s < 0
             with spared():
                 builder.add(
@@ -187,15 +187,10 @@ def _call(entry: Row, agent: str, zero_s: float) -> _Call:
     return _Call(
         entry,
         agent,
-        _microseconds(zero_s + entry.time_s("t")),
+        microseconds(zero_s + entry.time_s("t")),
         entry.time_s_or_none("api_time"),
         entry.tokens("out"),
     )
-
-
-def _microseconds(time_s: float) -> float:
-    """Rid of what binary fractions add: the source has milliseconds, and ties must stay ties."""
-    return round(time_s, 6)
 
 
 def read(path: Path | str) -> Trace:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from harness.errors import ConfigError
 from harness.settings import number, whole
 from harness.trace import MAX_TOKENS, Trace
-from traces.rows import Ints, before_in_prompt, changed, named, room, run_columns, runs
+from traces.rows import Ints, before_in_prompt, changed, named, run_columns, runs
 
 _EXACT = 1e-9
 """0.29 of 100 blocks are 28.999999999999996 in binary: so much is forgiven before rounding down."""
@@ -98,6 +98,6 @@ def _fitting(
     trace: Trace, input_tokens: NDArray[np.integer], row: Ints, starts: Ints, lengths: Ints
 ) -> dict[str, Any]:
     """The columns of these runs, cut where prompts of so many tokens end."""
-    most = room(input_tokens.astype(np.int64), trace.header)
+    most = trace.header.blocks(input_tokens.astype(np.int64))
     left = most[row] - before_in_prompt(row, lengths)
     return run_columns(len(trace), row, starts, np.clip(left, 0, lengths))

@@ -34,7 +34,7 @@ from traces.builder import TraceBuilder
 from traces.columns import NotPlain, plain_rows, trace_of_columns
 from traces.events import MAX_PROMPT
 from traces.faults import sound, spared
-from traces.source import MAX_TIME_S, Row, json_rows, locate_file
+from traces.source import MAX_TIME_S, Row, json_rows, locate_file, microseconds
 
 FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 
@@ -264,9 +264,9 @@ def _gate(row: Row, before: _Session | None) -> tuple[float, float | None, list[
         delay_s = 0.0
         changes.append("delay_absent_taken_as_0")
     if recorded_s is None:
-        recorded_s = _microseconds(before.recorded_s + (delay_s or 0.0))
+        recorded_s = microseconds(before.recorded_s + (delay_s or 0.0))
         changes.append("timestamp_estimated")
-    gap_s = _microseconds(recorded_s - before.recorded_s)
+    gap_s = microseconds(recorded_s - before.recorded_s)
     if gap_s < 0:
         raise row.error(
             f"{1000 * gap_s:g} ms after line {before.line}, the row before of its session",
@@ -277,11 +277,6 @@ def _gate(row: Row, before: _Session | None) -> tuple[float, float | None, list[
         delay_s = gap_s
         changes.append("delay_from_timestamps")
     return recorded_s, delay_s, changes
-
-
-def _microseconds(time_s: float) -> float:
-    """Rid of what binary fractions add."""
-    return round(time_s, 6) + 0.0  # no -0.0
 
 
 def _delay_field(row: Row) -> str:

@@ -28,7 +28,7 @@ from harness.trace import MAX_TOKENS, Header, Trace
 from traces.builder import TraceBuilder
 from traces.events import need, u64_ids
 from traces.faults import require_sound, sound, spared
-from traces.source import Row, json_rows, locate_file
+from traces.source import Row, json_rows, locate_file, microseconds
 
 SCHEMA = "dynamo.agentic_mooncake"
 VERSION = 2
@@ -104,7 +104,7 @@ def read(path: Path | str) -> Trace:
             _set_gate(request, requests, changes)
     zero_s = min((each.start_s for each in requests.values()), default=0.0)
     for request in sorted(requests.values(), key=lambda each: (each.start_s, each.depth)):
-        start_s = _microseconds(request.start_s - zero_s)
+        start_s = microseconds(request.start_s - zero_s)
         with spared():
             builder.add(
                 request.name,
@@ -218,21 +218,16 @@ def _set_gate(request: _Request, requests: dict[str, _Request], changes: Counter
             delays.add(delay_s)
         elif other.parents:
             parents += other.parents
-            delays.add(_microseconds(other.gate_s + delay_s))
+            delays.add(microseconds(other.gate_s + delay_s))
         else:
             arrivals += 1
-            arrival_s = max(arrival_s, _microseconds(other.gate_s + delay_s))
+            arrival_s = max(arrival_s, microseconds(other.gate_s + delay_s))
     request.parents = tuple(dict.fromkeys(parents))
     request.start_s = request.gate_s = arrival_s
     if parents:
         request.gate_s = min(delays)
         ends = (requests[name].start_s + requests[name].took_s for name in request.parents)
-        request.start_s = max(request.not_before_s, _microseconds(max(ends) + request.gate_s))
+        request.start_s = max(request.not_before_s, microseconds(max(ends) + request.gate_s))
         changes["unequal_delays_taken_as_shortest"] += len(delays) > 1
         changes["dispatch_beside_completion_dropped"] += arrivals > 0
         changes["not_before_of_a_dependent_dropped"] += request.not_before_s > 0
-
-
-def _microseconds(time_s: float) -> float:
-    """Rid of what binary fractions add."""
-    return round(time_s, 6)

@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from harness import metrics
-from harness.pacing import first_arrivals
 from harness.trace import Trace
 from traces import sketch
 from traces.capacity import CapacityCurve, capacity_curve, working_set
+from traces.starts import session_starts
 
 PARTS = 100
 """Equal parts of a trace in which session starts are counted."""
@@ -99,7 +99,7 @@ def measure(trace: Trace) -> Measured:
         curve.table,
         _in_tokens(working_set(trace), trace.header.block_tokens),
         pa.table({"of": names, "share": shares, "value": values}),
-        _load(trace),
+        _load(session_starts(trace)),
         sketch.to_json(drawn),
     )
 
@@ -136,7 +136,8 @@ def _figures(trace: Trace, curve: CapacityCurve) -> Profile:
     decoded_rates = decoded / trace.input_tokens
     delays = trace.column("delay_s")
     hits = curve.unbounded_hit_tokens
-    load = _load(trace).column("sessions").to_numpy()
+    starts = session_starts(trace)
+    load = _load(starts).column("sessions").to_numpy()
     return Profile(
         requests=len(trace),
         sessions=trace.sessions,
@@ -153,8 +154,8 @@ def _figures(trace: Trace, curve: CapacityCurve) -> Profile:
         outputs_under_500=float((trace.output_tokens < _SHORT_TOKENS).mean()),
         turns=_ranks(np.bincount(trace.session)),
         delay_s=_ranks(delays[~np.isnan(delays)]),
-        starts_variation=_variation(trace),
-        starts_per_s=_rate(trace),
+        starts_variation=_variation(starts),
+        starts_per_s=_rate(starts),
         starts_dispersion=float(load.var() / load.mean()) if len(load) else math.nan,
         starts_peak=float(load.max() / load.mean()) if len(load) else math.nan,
         enough_tokens=curve.enough_blocks * trace.header.block_tokens,
@@ -171,26 +172,16 @@ def _bins(rates: NDArray[np.float64]) -> tuple[float, ...]:
     return tuple((counts / len(rates)).tolist())
 
 
-def _starts(trace: Trace) -> NDArray[np.float64]:
-    """Session starts in order, from 0; none where the trace does not know them, or all are one."""
-    starts = np.sort(first_arrivals(trace))
-    starts -= starts[0]
-    known = trace.header.session_starts == "recorded" and starts[-1] > 0
-    return starts if known else starts[:0]
-
-
-def _variation(trace: Trace) -> float:
-    gaps = np.diff(_starts(trace))
+def _variation(starts: NDArray[np.float64]) -> float:
+    gaps = np.diff(starts)
     return float(gaps.std() / gaps.mean()) if len(gaps) else math.nan
 
 
-def _rate(trace: Trace) -> float:
-    starts = _starts(trace)
+def _rate(starts: NDArray[np.float64]) -> float:
     return float((len(starts) - 1) / starts[-1]) if len(starts) else math.nan
 
 
-def _load(trace: Trace) -> pa.Table:
-    starts = _starts(trace)
+def _load(starts: NDArray[np.float64]) -> pa.Table:
     parts = PARTS if len(starts) else 0
     length_s = float(starts[-1]) if parts else 1.0
     counts = np.histogram(starts, max(parts, 1), (0.0, length_s))[0][:parts]

@@ -18,7 +18,7 @@ from harness.metrics import HIT_EDGES, HIT_LABELS, hit_bin
 from harness.seed import stream
 from harness.settings import number, whole
 from harness.trace import Trace
-from traces.rows import Ints, changed, named, room, run_columns
+from traces.rows import Ints, changed, named, run_columns
 
 Floats = NDArray[np.float64]
 
@@ -125,7 +125,7 @@ class _Prompts:
     @classmethod
     def of(cls, trace: Trace) -> _Prompts:
         tokens = trace.input_tokens.astype(np.int64)
-        blocks = room(tokens, trace.header)
+        blocks = trace.header.blocks(tokens)
         donor = _donors(trace.session, blocks)
         reach = np.where(donor < 0, 0, np.minimum(blocks[donor], blocks))
         return cls(tokens, blocks, donor, reach, trace.header.block_tokens)

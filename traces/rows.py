@@ -53,12 +53,6 @@ def before_in_prompt(row: Ints, lengths: Ints) -> Ints:
     return begins - np.repeat(begins[first], np.diff(first, append=len(row)))
 
 
-def room(input_tokens: Ints, header: Header) -> Ints:
-    """How many blocks prompts of so many tokens have at most: (rows,)."""
-    rounded_up = header.block_tokens - 1 if header.partial_block == "ceil" else 0
-    return (input_tokens + rounded_up) // header.block_tokens
-
-
 def in_order(table: pa.Table) -> pa.Table:
     """The rows by `recorded_s`, ties as they stand, and the parents where they have gone."""
     order = np.argsort(table.column("recorded_s").to_numpy(), kind="stable")

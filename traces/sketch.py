@@ -149,17 +149,15 @@ def fit(trace: Trace) -> Sketch:
         nominal_s=nominal_s,
         nominal_token_s=nominal_token_s,
         agent=Counter(agents).most_common(1)[0][0] if agents else "main",
-        like=likeness(trace),
+        like={name: Spread.fit(values) for name, values in samples(trace).items() if len(values)},
     )
 
 
-def likeness(trace: Trace) -> dict[str, Spread]:
-    """What two traces are compared by: distributions over their requests."""
-    return {name: Spread.fit(values) for name, values in samples(trace).items() if len(values)}
-
-
 def samples(trace: Trace) -> dict[str, Floats]:
-    """Values over requests (of `turns`, over sessions), by name; empty where there are none."""
+    """What two traces are compared by: values over requests (of `turns`, over sessions), by name.
+
+    Empty where there are none.
+    """
     delays = trace.column("delay_s")
     inputs = trace.input_tokens.astype(np.float64)
     return {
@@ -274,10 +272,10 @@ def _fit_line(trace: Trace, lines: Sequence[_Found]) -> Line:
 
 def _opening_hits(trace: Trace, opening: NDArray[np.int64]) -> tuple[Spread, ...]:
     """By length: what is said anew is so much, however long what was said before."""
-    block = trace.header.block_tokens
-    up = block - 1 if trace.header.partial_block == "ceil" else 0
+    blocks = trace.header.blocks
     inputs = trace.input_tokens[opening].astype(np.int64)
-    shares = (trace.ideal_hit_tokens[opening] + up) // block / np.maximum(1, (inputs + up) // block)
+    hits = trace.ideal_hit_tokens[opening].astype(np.int64)
+    shares = blocks(hits) / np.maximum(1, blocks(inputs))
     return _by_rank(shares, inputs)
 
 

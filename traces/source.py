@@ -121,7 +121,7 @@ def read_lines(
     number = 0
     blank = True
     try:
-        with closing(_open(path)) as stream:
+        with closing(_open_text(path)) as stream:
             for number, raw in enumerate(stream, 1):
                 text = None
                 with left_out:
@@ -147,15 +147,20 @@ def read_text(path: Path) -> str:
     return "".join(line.text for line in read_lines(path))
 
 
-def _open(path: Path) -> Any:
-    """A stream of bytes after any gzip and byte-order mark; refuses what is not text."""
-    stream: Any = path.open("rb")
+def open_bytes(path: Path) -> Any:
+    """A stream of bytes after any gzip."""
+    stream = path.open("rb")
+    if stream.read(len(_GZIP)) != _GZIP:
+        stream.seek(0)
+        return stream
+    stream.close()
+    return gzip.open(path)
+
+
+def _open_text(path: Path) -> Any:
+    """The same after any byte-order mark; refuses what is not text."""
+    stream = open_bytes(path)
     try:
-        if stream.read(len(_GZIP)) == _GZIP:
-            stream.close()
-            stream = gzip.open(path)  # noqa: SIM115 - closed by read_lines, which it is made for
-        else:
-            stream.seek(0)
         head = stream.read(len(_LFS))
         _refuse_foreign(head, path)
         stream.seek(len(_UTF8_BOM) if head.startswith(_UTF8_BOM) else 0)
@@ -263,6 +268,11 @@ def _kind(value: Any) -> str:
         return "a list" if isinstance(value, list) else "an object"
     shown = json.dumps(value)
     return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+
+
+def microseconds(time_s: float) -> float:
+    """Rid of what binary fractions add, so that ties stay ties: sources have ms, or coarser."""
+    return round(time_s, 6) + 0.0  # no -0.0
 
 
 # ---- fields

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,32 @@ DAY_S = 86_400.0
 _PARTS = 24
 _ENOUGH = 40
 """Session starts a part of the day must have in the mean before a profile is fitted."""
+
+
+CHUNK = 1024
+"""Sessions drawn from one stream of random numbers, all of them whatever is kept: so session i is
+the same whatever the number of sessions."""
+
+
+class Chunk(NamedTuple):
+    """Some sessions, one after another."""
+
+    first: int
+    """The number of the first."""
+    starts_s: Floats
+    """Up to `CHUNK` of them."""
+    until_s: float
+    """No session of a later chunk starts before."""
+    random: np.random.Generator
+    """For whatever else is drawn for `CHUNK` sessions."""
+
+
+def session_starts(trace: Trace) -> Floats:
+    """Session starts in order, from 0; none where the trace does not know them, or all are one."""
+    at_s = np.sort(first_arrivals(trace))
+    at_s -= at_s[0]
+    known = trace.header.session_starts == "recorded" and at_s[-1] > 0
+    return at_s if known else at_s[:0]
 
 
 @dataclass(frozen=True)
@@ -59,9 +85,8 @@ class Starts:
 
         The period is a day; of a trace that is shorter, its length.
         """
-        at_s = np.sort(first_arrivals(trace))
-        at_s -= at_s[0]
-        if trace.header.session_starts == "unknown" or at_s[-1] <= 0:
+        at_s = session_starts(trace)
+        if not len(at_s):
             return None
         per_s = (len(at_s) - 1) / at_s[-1]
         period_s = min(DAY_S, float(at_s[-1]))
@@ -77,11 +102,21 @@ class Starts:
         """What `of` takes."""
         return asdict(self)
 
-    def draw(self, sessions: int, random: np.random.Generator, busy_s: float) -> Floats:
-        """So many starts, in s, after what is `busy_s` on the clock of busy time: (sessions,)."""
+    def chunks(self, sessions: int, stream: Sequence[int]) -> Iterator[Chunk]:
+        """So many starts, from 0 on, `CHUNK` at a time, each with random numbers of its own.
+
+        `stream` names the random numbers, beside the number of the chunk.
+        """
         shape = self.variation**-2
-        gaps = random.gamma(shape, 1 / (shape * self.per_s), sessions)
-        return busy_s + np.cumsum(gaps)
+        busy_s = zero_s = 0.0
+        for first in range(0, sessions, CHUNK):
+            random = np.random.default_rng([*stream, first // CHUNK])
+            busy = busy_s + np.cumsum(random.gamma(shape, 1 / (shape * self.per_s), CHUNK))
+            busy_s = float(busy[-1])
+            at_s = self.clock(busy)
+            zero_s = zero_s if first else float(at_s[0])
+            at_s -= zero_s
+            yield Chunk(first, at_s[: sessions - first], float(at_s[-1]), random)
 
     def clock(self, busy_s: Floats) -> Floats:
         """The time, in s, at these times of the clock of busy time."""

@@ -26,7 +26,7 @@ from harness.errors import ConfigError
 from harness.stream import Stream
 from harness.trace import Header
 from traces.weave import Path as Blocks
-from traces.weave import Weaver, cut
+from traces.weave import Weaver, cut, size
 
 _BLOCK_TOKENS = 64
 _LONGEST_S = 86_400.0
@@ -153,38 +153,27 @@ def generate(
         "agentic", _BLOCK_TOKENS, "floor", "global", "s", "Apache-2.0 (generated)",
         prefix_data="generated", parameters=parameters,
     )  # fmt: skip
-    return Stream(
-        header,
-        _tables(sessions, seed, session_rate_per_s, products, nominal_s, nominal_token_s, shape),
-    )
 
+    def tables() -> Iterator[pa.Table]:
+        """The rows, given out as soon as none can come before them."""
+        weaver = Weaver()
+        prefixes = _product_prefixes(shape, products, seed)
+        fronts: list[Blocks] = [[] for _ in prefixes]
+        for front, tokens in zip(fronts, prefixes, strict=True):
+            weaver.lay(front, int(tokens) // _BLOCK_TOKENS)
+        start_s = 0.0
+        for session in range(sessions):
+            random = np.random.default_rng([seed, 1, session])
+            product = int(random.integers(products)) if products else None
+            turns = _draw(shape, random, None if product is None else prefixes[product])
+            front = [] if product is None else fronts[product]
+            _weave(weaver, session, start_s, turns, front, nominal_s, nominal_token_s)
+            start_s += random.exponential(1 / session_rate_per_s)
+            if session % _SESSIONS_AT_ONCE == _SESSIONS_AT_ONCE - 1:
+                yield weaver.take(start_s)
+        yield weaver.take()
 
-def _tables(
-    sessions: int,
-    seed: int,
-    session_rate_per_s: float,
-    products: int,
-    nominal_s: float,
-    nominal_token_s: float,
-    shape: Shape,
-) -> Iterator[pa.Table]:
-    """The rows, given out as soon as none can come before them."""
-    weaver = Weaver()
-    prefixes = _product_prefixes(shape, products, seed)
-    fronts: list[Blocks] = [[] for _ in prefixes]
-    for front, tokens in zip(fronts, prefixes, strict=True):
-        weaver.lay(front, int(tokens) // _BLOCK_TOKENS)
-    start_s = 0.0
-    for session in range(sessions):
-        random = np.random.default_rng([seed, 1, session])
-        product = int(random.integers(products)) if products else None
-        turns = _draw(shape, random, None if product is None else prefixes[product])
-        front = [] if product is None else fronts[product]
-        _weave(weaver, session, start_s, turns, front, nominal_s, nominal_token_s)
-        start_s += random.exponential(1 / session_rate_per_s)
-        if session % _SESSIONS_AT_ONCE == _SESSIONS_AT_ONCE - 1:
-            yield weaver.take(start_s)
-    yield weaver.take()
+    return Stream(header, tables())
 
 
 @dataclass(frozen=True)
@@ -256,17 +245,16 @@ def _weave(
 ) -> None:
     """One session's turns, the first on the blocks of `front`."""
     path = cut(front, turns.prompts[0] // _BLOCK_TOKENS)
-    held = sum(length for _, length in path)
+    held = size(path)
     now_s = start_s
     waits: list[int] = []
     for at, tokens in enumerate(turns.prompts):
+        keep = held
         if at:
             now_s += turns.delays_s[at]
             keep = max(0, int(held * turns.kept[at]) - turns.relaid[at])
-            if keep < held:
-                path, held = cut(path, keep), keep
-        weaver.lay(path, tokens // _BLOCK_TOKENS - held)
-        held = max(held, tokens // _BLOCK_TOKENS)
+        held = tokens // _BLOCK_TOKENS
+        path = weaver.relay(path, keep, held)
         gate_s = turns.delays_s[at] if at else start_s
         turn = weaver.add(session, at, now_s, gate_s, waits, tokens, turns.answers[at], path)
         waits = [turn]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import csv
 import difflib
-import gzip
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
@@ -30,7 +29,7 @@ from numpy.typing import NDArray
 from harness.errors import TraceError
 from harness.trace import MAX_TOKENS
 from traces.faults import gathered, report, seen
-from traces.source import MAX_TIME_S, Line, read_lines
+from traces.source import MAX_TIME_S, Line, open_bytes, read_lines
 
 BLOCK_TOKENS = 64
 """A header has a size of blocks; no prompt of these traces has a block."""
@@ -154,7 +153,10 @@ def csv_rows(
         return
     widths = _Widths(path, names, header.number + 1)
     try:
-        with _open(path) as stream, closing(_reader(stream, header, names, widths.note)) as reader:
+        with (
+            open_bytes(path) as stream,
+            closing(_reader(stream, header, names, widths.note)) as reader,
+        ):
             for batch in reader:
                 columns = dict(zip(names, batch.columns, strict=True))
                 rows = Rows(columns, widths.lines(len(batch)), path)
@@ -229,16 +231,6 @@ class _Widths:
             problem = f"{width} fields, where the header has {len(self._names)}"
             do = f"give {', '.join(self._names)}"
         return TraceError(problem, do=do, path=self._path, line=line.number)
-
-
-def _open(path: Path) -> Any:
-    """A stream of bytes after any gzip."""
-    stream = path.open("rb")
-    if stream.read(2) != b"\x1f\x8b":
-        stream.seek(0)
-        return stream
-    stream.close()
-    return gzip.open(path)
 
 
 def _reader(stream: Any, header: Line, names: list[str], keep_fault: Callable[[Any], str]) -> Any:

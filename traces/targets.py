@@ -30,12 +30,10 @@ from harness.metrics import HIT_EDGES, HIT_LABELS
 from harness.stream import Stream
 from harness.trace import MAX_TOKENS, Header
 from traces.spread import Floats, Spread
-from traces.starts import Starts
+from traces.starts import CHUNK, Starts
 from traces.weave import Path as Blocks
-from traces.weave import Weaver, cut
+from traces.weave import Weaver, cut, size
 
-_CHUNK = 1024
-"""Sessions drawn from one stream of random numbers."""
 _PILOT = 4000
 """Sessions that lengths are fitted on."""
 _ROUNDS = 12
@@ -227,33 +225,24 @@ def _first_lengths(targets: _Targets, seed: int) -> Spread:
 
 def _tables(targets: _Targets, sessions: int, seed: int) -> Iterator[pa.Table]:
     first_lengths = _first_lengths(targets, seed)
-    weaver, front = Weaver(), _Front(targets)
-    busy_s, first_s = 0.0, 0.0
-    for chunk in range(-(-sessions // _CHUNK)):
-        random = np.random.default_rng([seed, 5, chunk])
-        busy = targets.starts.draw(_CHUNK, random, busy_s)
-        busy_s = float(busy[-1])
-        at_s = targets.starts.clock(busy)
-        first_s = first_s if chunk else float(at_s[0])
-        drawn = _draw(targets, _CHUNK, random)
-        first = first_lengths.at(drawn.score)
-        kept = min(_CHUNK, sessions - chunk * _CHUNK)
-        for number in range(kept):
+    weaver, front = Weaver(), _Front()
+    for chunk in targets.starts.chunks(sessions, (seed, 5)):
+        drawn = _draw(targets, CHUNK, chunk.random)
+        first = first_lengths.at(drawn.score).tolist()
+        for number, start_s in enumerate(chunk.starts_s.tolist()):
             low, high = drawn.offsets[number : number + 2].tolist()
             _session(
-                targets, weaver, front, chunk * _CHUNK + number,
-                float(at_s[number]) - first_s, float(first[number]), drawn, low, high,
+                targets, weaver, front, chunk.first + number, start_s, first[number],
+                drawn, low, high,
             )  # fmt: skip
-        if kept == _CHUNK:
-            yield weaver.take(float(at_s[-1]) - first_s)
+        yield weaver.take(chunk.until_s)
     yield weaver.take()
 
 
 class _Front:
     """What all sessions may share: the longest first prompt so far."""
 
-    def __init__(self, targets: _Targets) -> None:
-        self._block = targets.block_tokens
+    def __init__(self) -> None:
         self._path: Blocks = []
         self._held = 0
 
@@ -291,13 +280,10 @@ def _session(
             keep = min(round(rate * tokens / block), tokens // block)
             if not at:
                 path = front.take(keep)
-                held = keep = sum(size for _, size in path)
+                held = keep = size(path)
             keep = min(keep, held)
-        blocks = tokens // block
-        if keep < held:
-            path = cut(path, keep)
-        weaver.lay(path, blocks - keep)
-        held = blocks
+        held = tokens // block
+        path = weaver.relay(path, keep, held)
         if not at:
             front.offer(path, held)
         delay_s = delays[at] if waits else 0.0

@@ -15,12 +15,10 @@ from harness.stream import Stream
 from harness.trace import MAX_TOKENS, Header
 from traces.sketch import VARIABLES, WITHIN, Line, Sketch, load
 from traces.spread import Floats
-from traces.starts import Starts
+from traces.starts import CHUNK, Chunk, Starts
 from traces.weave import Path as Blocks
-from traces.weave import Weaver, cut
+from traces.weave import Weaver, cut, size
 
-_CHUNK = 1024
-"""Sessions drawn from one stream of random numbers."""
 _OPENINGS = 32_768
 """Openings that a later one may share with."""
 _NEAR = 256
@@ -87,22 +85,14 @@ class _Drawing:
     def tables(self, sessions: int) -> Iterator[pa.Table]:
         """The rows, in order, as soon as nothing earlier can come."""
         starts = self._sketch.starts or Starts(_SESSIONS_AT_ONCE / self._mean_session_s())
-        busy_s = 0.0
-        first_s: float | None = None
-        for chunk in range(-(-sessions // _CHUNK)):
-            random = np.random.default_rng([self._seed, 2, chunk])
-            busy = starts.draw(_CHUNK, random, busy_s)
-            busy_s = float(busy[-1])
-            at_s = starts.clock(busy)
-            first_s = float(at_s[0]) if first_s is None else first_s
-            kept = min(_CHUNK, sessions - chunk * _CHUNK)
-            drawn = _draw(self._sketch.main, _CHUNK, random)
-            calls = self._calls(len(drawn.added), random)
-            called = _draw(self._sketch.called or self._sketch.main, int(calls.sum()), random)
-            joins = random.random(int(calls.sum())) < self._sketch.joined
-            self._lay(chunk * _CHUNK, at_s[:kept] - first_s, drawn, calls, called, joins)
-            if kept == _CHUNK:
-                yield self._weaver.take(float(at_s[-1]) - first_s)
+        for chunk in starts.chunks(sessions, (self._seed, 2)):
+            drawn = _draw(self._sketch.main, CHUNK, chunk.random)
+            calls = self._calls(len(drawn.added), chunk.random)
+            lines = int(calls.sum())
+            called = _draw(self._sketch.called or self._sketch.main, lines, chunk.random)
+            joins = chunk.random.random(lines) < self._sketch.joined
+            self._lay(chunk, drawn, calls, called, joins)
+            yield self._weaver.take(chunk.until_s)
         yield self._weaver.take()
 
     def _mean_session_s(self) -> float:
@@ -120,8 +110,7 @@ class _Drawing:
 
     def _lay(
         self,
-        first: int,
-        starts_s: Floats,
+        chunk: Chunk,
         drawn: _Drawn,
         calls: NDArray[np.int64],
         called: _Drawn,
@@ -130,8 +119,8 @@ class _Drawing:
         """The sessions of a chunk, turn by turn."""
         sketch, weaver = self._sketch, self._weaver
         before = np.concatenate(([0], np.cumsum(calls))).tolist()
-        for number, start_s in enumerate(starts_s.tolist()):
-            session, index = first + number, 0
+        for number, start_s in enumerate(chunk.starts_s.tolist()):
+            session, index = chunk.first + number, 0
             walk = self._walk(drawn, number, main=True)
             now_s = start_s
             waits: list[int] = []
@@ -177,7 +166,7 @@ class _Drawing:
         tokens = min(drawn.added[low], limit)
         whole, blocks = self._blocks(tokens)
         path = self._openings[main].front(round(drawn.kept[low] * blocks), drawn.lag[line])
-        weaver.lay(path, blocks - sum(length for _, length in path))
+        weaver.lay(path, blocks - size(path))
         self._openings[main].add(path, blocks)
         yield low, tokens, path
         slower = self._slower(drawn, low, high, limit)
@@ -195,10 +184,7 @@ class _Drawing:
                 if tokens > limit:
                     return
             whole, now = self._blocks(tokens)
-            if keep < blocks:
-                path = cut(path, keep)
-            weaver.lay(path, now - keep)
-            blocks = now
+            path, blocks = weaver.relay(path, min(keep, blocks), now), now
             yield turn, tokens, path
 
     def _blocks(self, tokens: int) -> tuple[int, int]:

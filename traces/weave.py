@@ -12,9 +12,10 @@ from math import inf
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+import pyarrow.compute as pc
 
 from harness.trace import SCHEMA, build_table, list_column
+from traces.rows import Ints, changed
 
 Path = list[tuple[int, int]]
 """A prompt's blocks, as runs: (first id, length)."""
@@ -56,6 +57,12 @@ class Weaver:
         else:
             path.append((self._next_block, blocks))
         self._next_block += blocks
+
+    def relay(self, path: Path, keep: int, blocks: int) -> Path:
+        """The prompt of so many blocks that begins as `path` does, for `keep` blocks."""
+        path = cut(path, keep)
+        self.lay(path, blocks - keep)
+        return path
 
     def add(
         self,
@@ -106,15 +113,8 @@ class Weaver:
         table = _with_rows(table, turns, self._rows)
         self._rows += taken
         self._waiting = table.slice(taken)
-        parents = SCHEMA.get_field_index("parents")
         done = table.slice(0, taken).drop_columns(["turn"])
-        column = done.column("parents").combine_chunks()
-        rows = pa.array(~column.flatten().to_numpy(), pa.int64())
-        offsets = column.offsets.to_numpy() - (column.offsets[0].as_py() if taken else 0)
-        lists = pa.ListArray.from_arrays(
-            pa.array(offsets, pa.int32()), rows, type=SCHEMA.field(parents).type
-        )
-        return done.set_column(parents, SCHEMA.field(parents), lists)
+        return changed(done, {"parents": _parents(done, ~_flat(done))})
 
     def _added(self) -> pa.Table:
         """What was added since the last time, in `_WAITING`'s columns."""
@@ -146,6 +146,11 @@ class Weaver:
         return table.append_column(_TURN, numbers)
 
 
+def size(path: Path) -> int:
+    """How many blocks a prompt has."""
+    return sum(length for _, length in path)
+
+
 def cut(path: Path, blocks: int) -> Path:
     """The front of a prompt, at most `blocks` long."""
     front: Path = []
@@ -157,16 +162,25 @@ def cut(path: Path, blocks: int) -> Path:
     return front
 
 
-def _with_rows(table: pa.Table, turns: NDArray[np.int64], first_row: int) -> pa.Table:
+def _flat(table: pa.Table) -> Ints:
+    """All parents in a row."""
+    parents: Ints = pc.list_flatten(table.column("parents")).to_numpy()
+    return parents
+
+
+def _parents(table: pa.Table, flat: Ints) -> pa.ListArray:
+    """The column of parents, others in place of each."""
+    counts = pc.list_value_length(table.column("parents")).to_numpy()
+    return list_column("parents", counts, flat)
+
+
+def _with_rows(table: pa.Table, turns: Ints, first_row: int) -> pa.Table:
     """Where a parent is among `turns`, which stand in rows from `first_row` on: ~row, below 0."""
-    column = table.column("parents").combine_chunks()
-    parents = column.flatten().to_numpy().copy()
+    parents = _flat(table).copy()
     order = np.argsort(turns)
     if len(order):
         at = np.searchsorted(turns, parents, sorter=order).clip(max=len(order) - 1)
         rows = order[at]
         known = (parents >= 0) & (turns[rows] == parents)
         parents[known] = ~(first_row + rows[known])
-    field = SCHEMA.field("parents")
-    lists = pa.ListArray.from_arrays(column.offsets, pa.array(parents, pa.int64()), type=field.type)
-    return table.set_column(table.schema.get_field_index("parents"), field, lists)
+    return changed(table, {"parents": _parents(table, parents)})

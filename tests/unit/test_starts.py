@@ -15,7 +15,7 @@ from traces.starts import Starts
 
 
 def drawn(starts: Starts, sessions: int) -> np.ndarray:
-    return starts.clock(starts.draw(sessions, np.random.default_rng(7), 0.0))
+    return np.concatenate([chunk.starts_s for chunk in starts.chunks(sessions, [7])])
 
 
 def at(make_trace: MakeTrace, starts_s: np.ndarray, **header: Any) -> Trace:
@@ -45,7 +45,8 @@ def test_a_busy_hour_has_as_many_starts_as_it_is_busier() -> None:
 
 
 def test_an_hour_without_starts_has_none() -> None:
-    times = drawn(Starts(1.0, 1.0, (1.0, 0.0), period_s=10.0), 5000)
+    busy_s = np.cumsum(np.random.default_rng(7).exponential(size=5000))
+    times = Starts(1.0, 1.0, (1.0, 0.0), period_s=10.0).clock(busy_s)
     assert (times % 10 <= 5).all()
 
 
