@@ -37,8 +37,8 @@ class Plate:
 class Booklet(Protocol):
     """Binds all plates."""
 
-    def bind(self, plates: Sequence[Plate], out: Path) -> Path:
-        """Write them into the folder `out`; returns the path of what a person opens."""
+    def bind(self, plates: Sequence[Plate], out: Path, title: str) -> Path:
+        """Write them, titled, into the folder `out`; returns the path of what a person opens."""
         ...
 
 
@@ -74,7 +74,7 @@ def draw(config: DictConfig, sweep: Callable[[list[str]], int], say: Callable[[s
             failed = True
             say(f"{name} NOT DRAWN: {', '.join(bad) or 'its report'} failed")
         plates.append(Plate(name, figure.says, drawn, runs))
-    say(f"Figures: {booklet.bind(plates, out)}")
+    say(f"Figures: {booklet.bind(plates, out, 'Figures')}")
     return EXIT_FAILED if failed else EXIT_GOOD
 
 

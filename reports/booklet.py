@@ -18,10 +18,11 @@ INDEX = "index.html"
 class Booklet:
     """Binds figures into `index.html`."""
 
-    def bind(self, plates: Sequence[Plate], out: Path) -> Path:
-        """Write the page into the folder `out`; returns its path. Raises `ResultError`."""
+    def bind(self, plates: Sequence[Plate], out: Path, title: str) -> Path:
+        """Write the page `title` into the folder `out`; returns its path. Raises `ResultError`."""
         html = template("booklet").render(
             plates=[(plate, provenance(plate.runs)) for plate in plates],
+            title=title,
             version=__version__,
             drawn_on=f"{datetime.now(UTC):%Y-%m-%d}",
         )

@@ -20,7 +20,6 @@ import pyarrow as pa
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from harness.metrics import (
@@ -33,7 +32,7 @@ from harness.metrics import (
 from harness.report import Figure
 from harness.result import Run
 from reports.bootstrap import SESSION_FLOOR, Ranked, interval, ratios, resamples
-from reports.canvas import FAINT, INK, canvas
+from reports.canvas import FAINT, INK, canvas, log_axis
 from reports.palette import colours, given, labels
 from reports.remarks import remarks
 from reports.units import number, seconds
@@ -337,14 +336,8 @@ def _axis(axes: Axes, changes: list[_Change]) -> None:
     shown = shown[np.isfinite(shown) & (shown > 0)]
     low, high = shown.min() / 1.01, shown.max() * 1.01
     room = (high / low) ** 0.06
-    axes.set_xscale("log")
+    log_axis(axes.xaxis)
     axes.set_xlim(low / room, high * room)
-    wide = high / low > _WIDE
-    axes.xaxis.set_major_locator(
-        LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(6, steps=[1, 2, 5, 10])
-    )
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter("{x:g}")
 
 
 def _dot(axes: Axes, change: _Change, place: float, shade: str) -> None:
@@ -419,16 +412,12 @@ def _scales(axes: Axes, swept: NDArray[np.float64], values: NDArray[np.float64])
         axes.set_ylim(0, 1)
         axes.set_yticks([])
     elif finite.min() > 0 and finite.max() / finite.min() > _WIDE:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter("{x:g}")
+        log_axis(axes.yaxis)
         axes.set_ylim(top=finite.max() * (finite.max() / finite.min()) ** 0.15)
     else:
         axes.set_ylim(0, 1.15 * finite.max() or 1)
     if swept.min() > 0 and swept.max() / swept.min() > _WIDE:
-        axes.set_xscale("log")
-        axes.xaxis.set_minor_locator(NullLocator())
+        log_axis(axes.xaxis)
     if len(ticks := np.unique(swept)) <= _MOST_TICKS:
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
 

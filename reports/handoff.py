@@ -16,7 +16,6 @@ import pyarrow as pa
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from harness.metrics import (
@@ -31,7 +30,7 @@ from harness.metrics import (
 from harness.record import OK
 from harness.report import Figure
 from harness.result import Run
-from reports.canvas import FAINT, INK, canvas
+from reports.canvas import FAINT, INK, canvas, log_axis
 from reports.palette import colours, labels
 from reports.remarks import remarks
 from reports.units import number, seconds
@@ -190,11 +189,9 @@ class Handoff:
             axes.grid(visible=False, axis="y")
             axes.tick_params(axis="y", length=0)
         _latency_scale(left, groups, self.published)
-        right.set_xscale("log")
+        log_axis(right.xaxis)
         right.set_xlabel("bytes a token (log scale)")
         right.margins(x=0.35)
-        right.xaxis.set_major_formatter("{x:,.0f}")
-        right.xaxis.set_minor_locator(NullLocator())
         handles = [
             Line2D([], [], color=INK, marker=marker, ls="", ms=5, label=f"P{100 * q:.0f}")
             for q, marker in _MARKS.items()
@@ -295,10 +292,7 @@ def _latency_scale(axes: Axes, groups: list[Group], published: list[Published]) 
     log = smallest > 0 and largest / smallest > _LOG_ABOVE
     axes.set_xlabel(f"handoff, s ({'log' if log else 'linear'} scale)")
     if log:
-        axes.set_xscale("log")
+        log_axis(axes.xaxis)
         axes.set_xlim(smallest / 1.2, largest * 1.2)
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter("{x:g}")
     elif math.isfinite(largest) and largest > 0:
         axes.set_xlim(0, 1.05 * largest)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
 from harness.metrics import column
 from harness.report import Figure
-from reports.canvas import FAINT, canvas
+from reports.canvas import FAINT, canvas, log_axis
 from reports.units import percent
 
 _LINE = "#0072B2"
@@ -25,6 +26,7 @@ NAMES = {
     "ideal_hit_rate": "ideal hit rate",
     "turns": "turns a session",
     "delay_s": "delay before a turn, s",
+    "start_gap_s": "time between session starts, s",
 }
 """What the distributions of a trace are called."""
 COLUMNS = 3
@@ -63,12 +65,20 @@ class Likeness:
             grid[0].legend(fontsize=8)
         worst = max(rows, key=lambda row: float(row["ks"]))
         caption = (
-            "Share of requests (of sessions, for turns) at or under a value: what was asked for, "
-            "and what was drawn. A fit. Farthest apart: "
+            "Share of requests (of sessions, for turns and starts) at or under a value: what was "
+            "asked for, and what was drawn. A fit, of what was drawn first: "
+            f"{_measured(rows)}. Farthest apart: "
             f"{NAMES.get(worst['of'], worst['of'])}, by {percent(worst['ks'])} of requests at one "
             f"value, and by {percent(worst['distance'])} of the mean value."
         )
         return [Figure(path, "Fit", caption, fit.table)]
+
+
+def _measured(rows: Sequence[Mapping[str, Any]]) -> str:
+    """On how much: a trace may be longer than what is looked at of it."""
+    counted = {"turns": "sessions", "input_tokens": "requests"}
+    found = {row["of"]: f"{row['values']:,}" for row in rows}
+    return ", ".join(f"{found[of]} {what}" for of, what in counted.items() if of in found)
 
 
 def draw(
@@ -77,9 +87,8 @@ def draw(
 ) -> None:  # fmt: skip
     """A distribution function of what is named `of`, on a log scale where that is no share."""
     if of != "ideal_hit_rate":
-        values = np.maximum(values, 0.01 if of == "delay_s" else 1)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        values = np.maximum(values, 0.01 if of.endswith("_s") else 1)
+        log_axis(axes.xaxis)
     else:
         axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.plot(values, shares, style, color=colour, lw=1.6, label=label)

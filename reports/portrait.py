@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import ceil
 from pathlib import Path
@@ -12,17 +12,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
 from harness.metrics import HIT_LABELS, column
 from harness.report import Figure
-from reports.canvas import FAINT, canvas
+from reports.canvas import FAINT, canvas, log_axis
 from reports.likeness import COLUMNS, draw
 from reports.palette import HIT_COLOURS
 from reports.units import number, percent
 
 _LINE = "#0072B2"
 _QUANTILES = ("P50", "P90", "P99")
+_OF_HITS = ("new_tokens", "ideal_hit_rate")
 
 
 class Measured(Protocol):
@@ -41,17 +42,23 @@ class Portrait:
     def render(self, measured: Measured, out: Path) -> list[Figure]:
         """Hits, lengths, distributions, hits by capacity, working set, load; PNGs into `out`.
 
-        Without the load where the trace does not say when its sessions began.
+        Without those that would show nothing: of hits where there is no prefix data, the load where
+        the trace does not say when its sessions began.
         """
-        profile = asdict(measured.profile)
+        profile, used = asdict(measured.profile), measured.working_set
+        known = profile["prefix_data"] != "absent"
+        hits = known and profile["enough_tokens"] > 0 and len(measured.capacity) > 1
+        uses = known and len(used) > 1 and column(used, "max_tokens").max() > 0
+        spreads = _varied(measured.distributions, () if known else _OF_HITS)
         figures = [
-            _bins(profile, out),
+            _bins(profile, out) if known else None,
             _lengths(profile, out),
-            _distributions(measured.distributions, out),
-            _capacity(profile, measured.capacity, out),
-            _working_set(measured.working_set, profile, out),
+            _distributions(spreads, out) if len(spreads) else None,
+            _capacity(profile, measured.capacity, out) if hits else None,
+            _working_set(used, profile, out) if uses else None,
+            _load(measured.load, profile, out) if len(measured.load) else None,
         ]
-        return [*figures, _load(measured.load, profile, out)] if len(measured.load) else figures
+        return [figure for figure in figures if figure]
 
 
 def _bins(profile: Mapping[str, Any], out: Path) -> Figure:
@@ -94,25 +101,12 @@ def _lengths(profile: Mapping[str, Any], out: Path) -> Figure:
         "turns a session": profile["turns"],
         "delay before a turn, s": profile["delay_s"],
     }
+    if profile["requests"] == profile["sessions"]:
+        del rows["turns a session"]
     rows = {name: values for name, values in rows.items() if not np.isnan(values).all()}
     path = out / "lengths.png"
-    with canvas(path, 7.5, 0.6 + 0.55 * len(rows)) as figure:
-        axes: Axes = figure.subplots()
-        for at, values in enumerate(rows.values()):
-            drawn = np.maximum(values, 0.01)
-            axes.plot(drawn, [at] * 3, color=FAINT, lw=1, zorder=1)
-            for marker, value, shown, up in zip("o^s", drawn, values, (6, -13, 6), strict=True):
-                axes.scatter(value, at, marker=marker, color=_LINE, s=30, zorder=2)
-                axes.annotate(
-                    number(shown), (value, at), (0, up), textcoords="offset points",
-                    ha="center", fontsize=8,
-                )  # fmt: skip
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.set_yticks(range(len(rows)), list(rows))
-        axes.set_ylim(len(rows) - 0.5, -0.7)
-        axes.grid(visible=False)
-        axes.set_xlabel("P50 (circle), P90 (triangle), P99 (square), log scale")
+    with canvas(path, 7.5, 0.9 + 0.4 * len(rows)) as figure:
+        draw_quantiles(figure.subplots(), rows)
     numbers = pa.table(
         {"of": list(rows)}
         | {
@@ -120,11 +114,40 @@ def _lengths(profile: Mapping[str, Any], out: Path) -> Figure:
             for at, name in enumerate(_QUANTILES)
         }
     )
-    caption = (
-        f"Nearest rank. {profile['sessions']:,} sessions; "
+    return Figure(path, "Lengths, turns, delays", _counts(profile), numbers)
+
+
+def draw_quantiles(axes: Axes, rows: Mapping[str, Sequence[float]]) -> None:
+    """A line a row, P50 to P99, and its numbers in the margin: counts, where not in seconds."""
+    margin: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center"}
+    axes.text(1.02, -0.8, " / ".join(_QUANTILES), fontsize=8, **margin)
+    for at, (name, values) in enumerate(rows.items()):
+        drawn = np.maximum(values, 0.01)
+        axes.plot(drawn, [at] * 3, color=FAINT, lw=1, zorder=1)
+        for marker, value in zip("o^s", drawn, strict=True):
+            axes.scatter(value, at, marker=marker, color=_LINE, s=30, zorder=2)
+        words = [number(value) if name.endswith(", s") else f"{value:,.0f}" for value in values]
+        axes.text(1.02, at, " / ".join(words), fontsize=8, **margin)
+    log_axis(axes.xaxis)
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.set_ylim(len(rows) - 0.5, -0.7)
+    axes.grid(visible=False)
+    axes.set_xlabel("P50 (circle), P90 (triangle), P99 (square), log scale")
+
+
+def _counts(profile: Mapping[str, Any]) -> str:
+    single = profile["requests"] == profile["sessions"]
+    words = (
+        f"Nearest rank. {profile['requests']:,} requests, {profile['sessions']:,} sessions"
+        f"{': every session has one turn' if single else ''}. "
         f"{percent(profile['outputs_under_500'])} of answers under 500 tokens."
     )
-    return Figure(path, "Lengths, turns, delays", caption, numbers)
+    if profile["prefix_data"] == "absent":
+        words += (
+            " No prefix data: what prompts share was not recorded, so neither hits nor a working "
+            "set are drawn."
+        )
+    return words
 
 
 def _capacity(profile: Mapping[str, Any], capacity: pa.Table, out: Path) -> Figure:
@@ -134,8 +157,7 @@ def _capacity(profile: Mapping[str, Any], capacity: pa.Table, out: Path) -> Figu
         axes: Axes = figure.subplots()
         axes.plot(tokens, shares, color=_LINE, lw=1.8)
         axes.axhline(profile["ideal_hit_token_weighted"], color=FAINT, lw=1, ls="--")
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        log_axis(axes.xaxis)
         axes.set(
             xlabel="cache capacity, tokens (log scale)", ylabel="hits, of input tokens", ylim=0
         )
@@ -150,13 +172,21 @@ def _capacity(profile: Mapping[str, Any], capacity: pa.Table, out: Path) -> Figu
     return Figure(path, "Hits against cache capacity", caption, capacity)
 
 
-def _distributions(distributions: pa.Table, out: Path) -> Figure:
-    path = out / "distributions.png"
+def _varied(distributions: pa.Table, unknown: Sequence[str]) -> pa.Table:
+    """Those that have more values than one, without those that nothing is known of."""
     widths = distributions.group_by("of", use_threads=False).aggregate(
         [("value", "min"), ("value", "max")]
     )
     names = [row["of"] for row in widths.to_pylist() if row["value_min"] < row["value_max"]]
-    rows = max(1, ceil(len(names) / COLUMNS))
+    names = [name for name in names if name not in unknown]
+    kept = pc.is_in(distributions.column("of"), pa.array(names, pa.string()))
+    return distributions.filter(kept)
+
+
+def _distributions(distributions: pa.Table, out: Path) -> Figure:
+    path = out / "distributions.png"
+    names = distributions.column("of").unique().to_pylist()
+    rows = ceil(len(names) / COLUMNS)
     with canvas(path, 9, 2.4 * rows) as figure:
         grid = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
         for axes, name in zip(grid, names, strict=False):
@@ -165,8 +195,8 @@ def _distributions(distributions: pa.Table, out: Path) -> Figure:
         for axes in grid[len(names) :]:
             axes.set_axis_off()
     caption = (
-        "Share of requests (of sessions, for turns) at or under a value; what has one value only "
-        "is not drawn."
+        "Share of requests (of sessions, for turns and starts) at or under a value; what has one "
+        "value only is not drawn."
     )
     return Figure(path, "Distributions", caption, distributions)
 
@@ -178,10 +208,8 @@ def _working_set(table: pa.Table, profile: Mapping[str, Any], out: Path) -> Figu
         axes: Axes = figure.subplots()
         axes.plot(windows, column(table, "max_tokens"), color=FAINT, lw=1.2, ls="--", label="most")
         axes.plot(windows, column(table, "mean_tokens"), color=_LINE, lw=1.8, label="mean")
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(EngFormatter(sep=""))
+        log_axis(axes.xaxis)
+        log_axis(axes.yaxis)
         axes.set(xlabel="requests in a row", ylabel="distinct tokens of their prompts")
         axes.legend()
     caption = (
@@ -193,19 +221,23 @@ def _working_set(table: pa.Table, profile: Mapping[str, Any], out: Path) -> Figu
 
 def _load(table: pa.Table, profile: Mapping[str, Any], out: Path) -> Figure:
     path = out / "load.png"
-    starts = column(table, "start_s")
-    width_s = float(starts[1] - starts[0])
     with canvas(path, 7.5, 2.6) as figure:
         axes: Axes = figure.subplots()
-        rates = column(table, "sessions") / width_s
-        axes.step(starts, rates, where="post", color=_LINE, lw=1.2)
+        draw_load(axes, column(table, "start_s"), column(table, "sessions"))
         axes.axhline(profile["starts_per_s"], color=FAINT, lw=1, ls="--")
         axes.set(xlabel="time in the trace, s", ylabel="session starts a second", ylim=0)
     caption = (
-        f"Session starts in {len(starts)} equal parts. Mean (dashed) "
+        f"Session starts in {len(table)} equal parts. Mean (dashed) "
         f"{number(profile['starts_per_s'])} a second; the busiest part has "
         f"{number(profile['starts_peak'])} times that. Burstiness, each 1 for a Poisson process: "
         f"deviation over mean of the gaps {number(profile['starts_variation'])}, variance over "
         f"mean of the parts' counts {number(profile['starts_dispersion'])}."
     )
     return Figure(path, "Load", caption, table)
+
+
+def draw_load(axes: Axes, starts_s: np.ndarray, sessions: np.ndarray) -> None:
+    """Session starts a second in equal parts, each from where it starts to its end."""
+    width_s = float(starts_s[1] - starts_s[0])
+    edges_s = np.append(starts_s, starts_s[-1] + width_s)
+    axes.stairs(sessions / width_s, edges_s, color=_LINE, lw=1.2)

@@ -18,14 +18,14 @@ import pyarrow as pa
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
 from harness.metrics import column, honest, nearest_rank, served_hit_rates, status_is
 from harness.record import OK
 from harness.report import Figure
 from harness.result import Run
-from reports.canvas import FAINT, canvas
+from reports.canvas import FAINT, canvas, log_axis
 from reports.palette import HIT_COLOURS, colours, labels
 from reports.remarks import remarks
 from reports.transfer import decode_hit_rates
@@ -202,11 +202,8 @@ def _ttft_scale(axes: Axes, courses: list[Course]) -> None:
     log = len(values_s) and values_s.max() / values_s.min() > _LOG_ABOVE
     axes.set_ylabel(f"TTFT P50, s ({'log' if log else 'linear'})")
     if log:
-        axes.set_yscale("log")
+        log_axis(axes.yaxis)
         axes.set_ylim(values_s.min() / 1.3, values_s.max() * 1.3)
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter("{x:g}")
     elif len(values_s):
         axes.set_ylim(0, 1.1 * values_s.max())
 

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
 from harness.metrics import (
@@ -35,7 +35,7 @@ from harness.metrics import (
 from harness.record import OK
 from harness.report import Figure
 from harness.result import Run
-from reports.canvas import FAINT, INK, canvas
+from reports.canvas import FAINT, INK, canvas, log_axis
 from reports.palette import HIT_COLOURS, labels
 from reports.remarks import remarks
 from reports.units import percent, seconds
@@ -204,11 +204,8 @@ def _limits(axes: Axes, panels: list[Transfers]) -> None:
     marks_s = marks_s[marks_s > 0]
     if not len(marks_s):
         return
-    axes.set_yscale("log")
+    log_axis(axes.yaxis)
     axes.set_ylim(marks_s.min() / 1.2, marks_s.max() * 1.2)
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter("{x:g}")
 
 
 def _shares(axes: Axes, panel: Transfers) -> None:

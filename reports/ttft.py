@@ -12,13 +12,12 @@ import pandas as pd
 import pyarrow as pa
 import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from harness.metrics import SAMPLE_FLOOR
 from harness.report import Figure
 from harness.result import Run
-from reports.canvas import FAINT, canvas
+from reports.canvas import FAINT, canvas, log_axis
 from reports.palette import colours, labels
 from reports.units import seconds
 
@@ -96,11 +95,8 @@ def _limits(axes: Axes, values: NDArray[np.float64]) -> tuple[float, str]:
     smallest = float(finite.min(initial=largest))
     if smallest > 0 and largest / smallest > _LOG_ABOVE:
         top = largest * (largest / smallest) ** 0.25
-        axes.set_yscale("log")
+        log_axis(axes.yaxis)
         axes.set_ylim(10 ** math.floor(math.log10(smallest) - 0.1), top)
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter("{x:g}")
         return top, "log scale"
     top = 1.22 * largest
     axes.set_ylim(0, top)

@@ -14,13 +14,12 @@ import pyarrow as pa
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
-from matplotlib.ticker import NullFormatter
 
 from harness.errors import ConfigError
 from harness.metrics import HIT_EDGES, HIT_LABELS, column, hit_bin, ideal_hit_rates, nearest_rank
 from harness.report import Figure
 from harness.result import Run
-from reports.canvas import canvas
+from reports.canvas import canvas, log_axis
 from reports.units import percent
 
 _QUANTILES = (0.50, 0.90, 0.99)
@@ -110,7 +109,7 @@ class Workload:
             )
         else:
             words = f"Nothing was fitted here; {self.real.name} stand beside it to compare."
-        if trace["prefix_data"] == "synthesised":
+        if trace["prefix_data"] == "absent":
             words += " The source has no prefix data: no claim about hit rates can rest on it."
         words += (
             f" {this.requests:,} requests recorded of {trace['turns']:,}; hit rates are ideal, "
@@ -203,10 +202,8 @@ def _lengths(axes: Axes, this: Profile, real: Profile) -> None:
     for place, (what, at) in enumerate(rows):
         mine, theirs = (getattr(each, f"{what}_tokens")[at] for each in (this, real))
         _mark(axes, place, mine, theirs, f"{mine:,.0f} | {theirs:,.0f}")
-    axes.set_xscale("log")
+    log_axis(axes.xaxis)
     _rows(axes, [f"{what} P{round(100 * _QUANTILES[at])}" for what, at in rows])
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.xaxis.set_major_formatter(_in_thousands)
     axes.set(title="This trace | real, tokens", xlabel="tokens (log scale)")
 
 
@@ -231,10 +228,6 @@ def _rows(axes: Axes, names: list[str]) -> None:
     axes.margins(x=0.08)
     axes.grid(visible=True, axis="x")
     axes.grid(visible=False, axis="y")
-
-
-def _in_thousands(tokens: float, _: float) -> str:
-    return f"{tokens / 1000:g}K"
 
 
 def _as_percent(share: float, _: float) -> str:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from harness import metrics
 from harness.trace import Trace
 from traces import sketch
-from traces.capacity import CapacityCurve, capacity_curve, working_set
+from traces.capacity import CapacityCurve, Reuse, capacity_curve, working_set
 from traces.starts import session_starts
 
 PARTS = 100
@@ -27,6 +27,8 @@ _SHORT_TOKENS = 500
 class Profile:
     """Shares are 0 to 1; triples are P50, P90, P99, nearest rank."""
 
+    prefix_data: str
+    """`Header.prefix_data`: where that is `absent`, nothing here of hits was measured."""
     requests: int
     sessions: int
     ideal_hit_mean: float
@@ -86,7 +88,8 @@ def profile(trace: Trace) -> Profile:
 
 def measure(trace: Trace) -> Measured:
     """All of one trace."""
-    curve = capacity_curve(trace)
+    reuse = Reuse.of(trace)
+    curve = capacity_curve(trace, reuse=reuse)
     drawn = sketch.fit(trace)
     points = [
         (name, share, value)
@@ -97,7 +100,7 @@ def measure(trace: Trace) -> Measured:
     return Measured(
         _figures(trace, curve),
         curve.table,
-        _in_tokens(working_set(trace), trace.header.block_tokens),
+        _in_tokens(working_set(trace, reuse=reuse), trace.header.block_tokens),
         pa.table({"of": names, "share": shares, "value": values}),
         _load(session_starts(trace)),
         sketch.to_json(drawn),
@@ -139,6 +142,7 @@ def _figures(trace: Trace, curve: CapacityCurve) -> Profile:
     starts = session_starts(trace)
     load = _load(starts).column("sessions").to_numpy()
     return Profile(
+        prefix_data=trace.header.prefix_data,
         requests=len(trace),
         sessions=trace.sessions,
         ideal_hit_mean=float(rates.mean()),

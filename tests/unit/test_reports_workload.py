@@ -70,7 +70,7 @@ def test_the_numbers_stand_beside_the_real_and_the_published(
         ({}, "a fit, not a finding"),
         ({"format": "mooncake"}, "Nothing was fitted here"),
         (
-            {"format": "burstgpt", "prefix_data": "synthesised"},
+            {"format": "burstgpt", "prefix_data": "absent"},
             "no claim about hit rates can rest on it",
         ),
     ],
