@@ -30,7 +30,9 @@ import sys
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, get_args, get_origin, get_type_hints
 
@@ -68,12 +70,22 @@ def save(trace: Trace | Stream, path: Path | str) -> int:
 
     Of a stream, only what it gives at a time is in memory, and what it holds back itself.
     `*.parquet` is Parquet, `*.jsonl` JSONL, `*.jsonl.gz` JSONL as gzip. Raises `ConfigError` for
-    another name, `TraceError` where it cannot be written.
+    another name, `TraceError` where it cannot be written. Whatever breaks off, what is half
+    written does not stay.
     """
+    return saver(path)(trace)
+
+
+def saver(path: Path | str) -> Callable[[Trace | Stream], int]:
+    """`save`, to this path: for another name it raises `ConfigError` before there is a trace."""
     path = Path(path).expanduser()
     write = next((each for ending, each in _FORMS.items() if path.name.endswith(ending)), None)
     if write is None:
         raise ConfigError(f"{path}: name a file that ends in {', '.join(_FORMS)}")
+    return partial(_save, write, path)
+
+
+def _save(write: Callable[[Stream, Path], int], path: Path, trace: Trace | Stream) -> int:
     fresh = path.with_name(path.name + ".new")
     stream = trace if isinstance(trace, Stream) else Stream(trace.header, iter([trace.table]))
     try:
@@ -83,6 +95,9 @@ def save(trace: Trace | Stream, path: Path | str) -> int:
         raise TraceError(
             f"cannot be written ({error})", do="choose a folder that exists and has room", path=path
         ) from error
+    finally:
+        with suppress(OSError):  # there where something broke off
+            fresh.unlink()
     return rows
 
 

@@ -62,19 +62,24 @@ class CapacityCurve:
 
 
 def capacity_curve(
-    trace: Trace, capacities_blocks: NDArray[np.integer] | None = None, *, from_request: int = 0
+    trace: Trace,
+    capacities_blocks: NDArray[np.integer] | None = None,
+    *,
+    from_request: int = 0,
+    reuse: Reuse | None = None,
 ) -> CapacityCurve:
     """The hits of a cache of each of `capacities_blocks`.
 
     They may stand in any order; by default they are four an octave, from 1 to the trace's distinct
     blocks, where nothing is ever given up. `from_request`: only requests from this row on count,
     in a cache warmed by those before. The block that a prompt's last tokens fill in part counts as
-    those tokens, and only where the whole prompt is a hit. Raises `ValueError` for a row that is
-    not there and a capacity that is no whole number, negative, or beyond 64 bits in tokens.
+    those tokens, and only where the whole prompt is a hit. `reuse`: the trace's, where it is known
+    already. Raises `ValueError` for a row that is not there and a capacity that is no whole number,
+    negative, or beyond 64 bits in tokens.
     """
     _check_row(trace, from_request)
-    runs = _Runs.of(trace)
-    reuse = _Reuse.of(runs)
+    reuse = reuse or Reuse.of(trace)
+    runs = reuse.runs
     capacities = _capacities(trace, capacities_blocks, runs.distinct)
     counted = reuse.row >= from_request
     row, blocks = reuse.row[counted], reuse.blocks[counted]
@@ -108,19 +113,34 @@ def capacity_curve(
         unbounded_hit_tokens=unbounded,
         within_session_hit_tokens=within,
         across_sessions_hit_tokens=unbounded - within,
-        distinct_blocks=_distinct(runs, reuse, from_request),
+        distinct_blocks=_distinct(reuse, from_request),
         enough_blocks=int((newer + blocks).max(initial=0)),
     )
 
 
+def hit_tokens(trace: Trace, groups: NDArray[np.integer] | NDArray[np.bool_]) -> Ints:
+    """Of each prompt, what an endless cache of its group's own would hit, in tokens: (turns,).
+
+    With one group for all these are the trace's ideal hits.
+    """
+    hits = _Runs.of(trace).seen_within(groups)
+    inputs = trace.input_tokens.astype(np.int64)
+    return np.minimum(hits * trace.header.block_tokens, inputs)
+
+
 def working_set(
-    trace: Trace, windows_requests: Sequence[int] | None = None, *, from_request: int = 0
+    trace: Trace,
+    windows_requests: Sequence[int] | None = None,
+    *,
+    from_request: int = 0,
+    reuse: Reuse | None = None,
 ) -> pa.Table:
     """Distinct blocks that so many requests in a row use.
 
     A row a window: `window_requests`, and `mean_blocks` and `max_blocks` over all windows of so
-    many rows from `from_request` on. By default they are powers of two, and all rows. Raises
-    `ValueError` for a row that is not there, and a window of no rows or more than there are.
+    many rows from `from_request` on. By default they are powers of two, and all rows. `reuse`: the
+    trace's, where it is known already. Raises `ValueError` for a row that is not there, and a
+    window of no rows or more than there are.
     """
     _check_row(trace, from_request)
     requests = len(trace) - from_request
@@ -128,9 +148,8 @@ def working_set(
         windows_requests = [*(1 << at for at in range((requests - 1).bit_length())), requests]
     if not all(1 <= window <= requests for window in windows_requests):
         raise ValueError(f"a window is 1 to {requests} requests, not {list(windows_requests)}")
-    runs = _Runs.of(trace)
-    reuse = _Reuse.of(runs)
-    used = np.concatenate(([0], np.cumsum(runs.totals)))
+    reuse = reuse or Reuse.of(trace)
+    used = np.concatenate(([0], np.cumsum(reuse.runs.totals)))
     means, most = [], []
     for window in windows_requests:
         # A segment is there twice in the windows that hold both its uses: count it once.
@@ -204,7 +223,7 @@ class _Runs:
         at = np.flatnonzero(self.first)
         return int(np.maximum.reduceat(self.depth, at).sum()) if len(at) else 0
 
-    def seen_within(self, session: NDArray[np.int32]) -> Ints:
+    def seen_within(self, session: NDArray[np.integer] | NDArray[np.bool_]) -> Ints:
         """Blocks of each row that its session has used before."""
         of_run = session[self.row]
         order = np.lexsort((of_run, self.start))  # stable: rows stay in order
@@ -219,8 +238,8 @@ class _Runs:
 
 
 @dataclass(frozen=True)
-class _Reuse:
-    """Segments: `blocks` blocks that `row` uses and that `before` was the last to use.
+class Reuse:
+    """Segments of a trace: `blocks` blocks that `row` uses and that `before` was the last to use.
 
     One a pair of rows, ordered by `row`, then by `before`: the deepest of a row first.
     """
@@ -228,11 +247,12 @@ class _Reuse:
     row: Ints
     before: Ints
     blocks: Ints
-    totals: Ints
-    """Blocks of each row's prompt, used before or not."""
+    runs: _Runs
 
     @classmethod
-    def of(cls, runs: _Runs) -> _Reuse:
+    def of(cls, trace: Trace) -> Reuse:
+        """Most of the work of a curve, and of a working set: done once for both."""
+        runs = _Runs.of(trace)
         depth = runs.depth
         deeper = _previous_deeper(runs)
         at = np.flatnonzero(~runs.first)
@@ -247,13 +267,13 @@ class _Reuse:
             at, used, above = at[more], deeper[used[more]], deep[more]
         if not keys:
             none = np.empty(0, np.int64)
-            return cls(none, none, none, runs.totals)
+            return cls(none, none, none, runs)
         key = np.concatenate(keys)
         order = np.argsort(key, kind="stable")
         key = key[order]
         pair = np.flatnonzero(np.diff(key, prepend=-1))
         row, before = np.divmod(key[pair], len(runs.totals))
-        return cls(row, before, np.add.reduceat(np.concatenate(blocks)[order], pair), runs.totals)
+        return cls(row, before, np.add.reduceat(np.concatenate(blocks)[order], pair), runs)
 
 
 def _previous_deeper(runs: _Runs) -> Ints:
@@ -271,13 +291,13 @@ def _previous_deeper(runs: _Runs) -> Ints:
     return deeper
 
 
-def _newer(reuse: _Reuse) -> Ints:
+def _newer(reuse: Reuse) -> Ints:
     """How many blocks are more recent than each segment, when its row comes: stand before it.
 
     They are those that the rows between its two uses used, each counted at its last: all uses
     less those that a later row repeats, the segments that lie within it in time.
     """
-    used = np.concatenate(([0], np.cumsum(reuse.totals)))
+    used = np.concatenate(([0], np.cumsum(reuse.runs.totals)))
     within = _earlier_and_greater(reuse.before, reuse.blocks)
     found: Ints = used[reuse.row] - used[reuse.before + 1] - within
     return found
@@ -310,10 +330,10 @@ def _totals(places: Ints, values: Ints, length: int) -> Ints:
     return np.bincount(places, values, length).astype(np.int64)
 
 
-def _distinct(runs: _Runs, reuse: _Reuse, from_request: int) -> int:
+def _distinct(reuse: Reuse, from_request: int) -> int:
     """Blocks that the rows from this one on use."""
     again = reuse.blocks[reuse.before >= from_request]
-    return int(runs.totals[from_request:].sum() - again.sum())
+    return int(reuse.runs.totals[from_request:].sum() - again.sum())
 
 
 def _ramps(at: Ints, low: Ints, high: Ints) -> Ints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,13 +15,17 @@ import pyarrow.compute as pc
 from harness.errors import ConfigError
 from harness.settings import number, whole
 from harness.stream import Stream
-from harness.trace import Header, Trace, list_column
-from traces.rows import changed, in_order, named
+from harness.trace import MAX_BLOCK, Header, Trace, list_column
+from traces.rows import changed, in_order, named, renumbered
 
 _MOST_ROWS = 2**31 - 1
 """Sessions, and the places of all runs and parents, are counted in 32 bits."""
 
-_LEAST_RECORDED = ("recorded", "generated", "synthesised")
+CHOOSING = ("constant", "otel", "sharegpt", "targets", "tensorrt_llm", "tracelab")
+"""Readers whose `block_tokens` is a choice; with others it is the source's, or there is none."""
+
+_LEAST_RECORDED = ("recorded", "generated", "absent")
+"""The last stands for both: no claim is stronger than what is known of either."""
 
 
 def replicate(trace: Trace, copies: int, shift_s: float = 0.0) -> Trace:
@@ -39,7 +44,9 @@ def merge(trace: Trace, other: Any) -> Trace:
     """Both traces as one, each from its own zero, with sessions and blocks of its own.
 
     `other` is a `Trace`, or a `Stream` of one. Its header is kept among the parameters, as one of
-    `merged`. Raises `ConfigError` unless both have blocks alike.
+    `merged`. Its prefix data are those of the less recorded of the two; where one has none, they
+    are the other's, and the turns without are counted. Raises `ConfigError` unless both have blocks
+    alike, or one has no blocks.
     """
     if isinstance(other, Stream):
         other = other.whole()
@@ -48,17 +55,41 @@ def merge(trace: Trace, other: Any) -> Trace:
             f"transform.merge.other is {other!r}: choose a trace, as in "
             "trace@transform.merge.other=mooncake transform.merge.other.path=..."
         )
-    kinds = [f"{h.block_tokens} tokens ({h.partial_block})" for h in (trace.header, other.header)]
-    if kinds[0] != kinds[1]:
-        raise ConfigError(
-            f"transform.merge: the trace's blocks have {kinds[0]}, the other's {kinds[1]}. Merge "
-            "traces whose blocks are alike: where a trace has a setting block_tokens, give it"
-        )
+    if trace.blocks and other.blocks:
+        _require_alike(trace.header, other.header)
     if _size(trace) + _size(other) > _MOST_ROWS:
         raise ConfigError("transform.merge: more rows than one trace can hold. Sample them first")
-    header = _joined(trace.header, other.header)
-    added = {**other.header.changes, "turns_merged_in": len(other)}
-    return named(trace, _together([trace, other], [0.0, 0.0]), added, header)
+    both = (trace, other)
+    added = Counter(other.header.changes)
+    added["turns_merged_in"] += len(other)
+    known = [each for each in both if each.header.prefix_data != "absent"]
+    if known:
+        added["turns_without_prefix_data"] += sum(len(each) for each in both if each not in known)
+    data = [each.header.prefix_data for each in known or both]
+    rule = (other if other.blocks and not trace.blocks else trace).header
+    header = replace(
+        _joined(trace.header, other.header),
+        block_tokens=rule.block_tokens,
+        partial_block=rule.partial_block,
+        prefix_data=max(data, key=_LEAST_RECORDED.index),
+    )
+    return named(trace, _together(both, [0.0, 0.0]), added, header)
+
+
+def _require_alike(one: Header, other: Header) -> None:
+    """Raises `ConfigError` unless blocks of both mean the same."""
+    kinds = [f"{each.block_tokens} tokens ({each.partial_block})" for each in (one, other)]
+    if kinds[0] == kinds[1]:
+        return
+    do = "no setting makes these alike, replay each trace alone"
+    if one.partial_block == other.partial_block:
+        do = (
+            f"where one is read by {', '.join(CHOOSING[:-1])} or {CHOOSING[-1]}, give that one the "
+            "other's block_tokens; other sources have blocks of one size, replay each trace alone"
+        )
+    raise ConfigError(
+        f"transform.merge: the trace's blocks have {kinds[0]}, the other's {kinds[1]}: {do}"
+    )
 
 
 def _size(trace: Trace) -> int:
@@ -69,6 +100,9 @@ def _size(trace: Trace) -> int:
 
 def _together(traces: Sequence[Trace], later_s: Sequence[float]) -> pa.Table:
     """The rows of all, each trace so much later and numbered on from the one before."""
+    if sum(trace.blocks for trace in traces) > MAX_BLOCK:
+        low = {trace: Trace(renumbered(trace), trace.header) for trace in set(traces)}
+        traces = [low[trace] for trace in traces]
     parts = []
     rows = sessions = blocks = 0
     for trace, shift_s in zip(traces, later_s, strict=True):
@@ -88,9 +122,8 @@ def _together(traces: Sequence[Trace], later_s: Sequence[float]) -> pa.Table:
 
 
 def _joined(one: Header, other: Header) -> Header:
-    """What is true of both together; `named` adds up the changes."""
+    """What is true of both together, but for their blocks; `named` adds up the changes."""
     both = (one, other)
-    data = [each.prefix_data for each in both]
     merged = [*one.parameters.get("merged", []), json.loads(other.to_json())]
     return replace(
         one,
@@ -99,7 +132,6 @@ def _joined(one: Header, other: Header) -> Header:
         time_unit=_words("+", *(each.time_unit for each in both)),
         licence=_words(" and ", *(each.licence for each in both)),
         session_starts=max(each.session_starts for each in both),  # "unknown" stands last
-        prefix_data=max(data, key=_LEAST_RECORDED.index),
         sources=tuple(dict.fromkeys(one.sources + other.sources)),
         parameters={**one.parameters, "merged": merged},
     )

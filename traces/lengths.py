@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from harness.errors import ConfigError
 from harness.settings import number, whole
 from harness.trace import MAX_TOKENS, Trace
-from traces.rows import Ints, before_in_prompt, changed, named, run_columns, runs
+from traces.rows import Ints, before_in_prompt, changed, named, numbered, run_columns, runs
 
 _EXACT = 1e-9
 """0.29 of 100 blocks are 28.999999999999996 in binary: so much is forgiven before rounding down."""
@@ -43,21 +43,25 @@ def cap_lengths(
 
 def scale_lengths(
     trace: Trace,
-    input: float = 1.0,  # noqa: A002 - the setting's name, beside `output`
-    output: float = 1.0,
+    input: float | None = None,  # noqa: A002 - the setting's name, beside `output`
+    output: float | None = None,
 ) -> Trace:
-    """Prompts and answers by these factors, rounded, 1 token or more; blocks keep their size.
+    """Prompts and answers by these factors, rounded, 1 token or more; None: as long as they are.
 
-    The block at place i of a prompt becomes those from floor(i f) to floor((i + 1) f), so a prompt
-    that shared h blocks shares floor(h f): less than a block short of f times as much. Hit rates
-    stay to within that, which is much where prompts share a block or two: `shrink` makes the
-    blocks smaller instead and loses none. A partial last block (`ceil`) scales as a whole one, up
-    to what its prompt has tokens for. Raises `ConfigError` where a length would be beyond what a
-    column holds.
+    Blocks keep their size: that at place i of a prompt becomes those from floor(i f) to
+    floor((i + 1) f), so a prompt that shared h blocks shares floor(h f): less than a block short of
+    f times as much. Hit rates stay to within that, which is much where prompts share a block or
+    two: `shrink` makes the blocks smaller instead and loses none. A partial last block (`ceil`)
+    scales as a whole one, up to what its prompt has tokens for. Raises `ConfigError` where a length
+    would be beyond what a column holds.
     """
+    if input is None and output is None:
+        raise ConfigError("transform.scale_lengths: give input, output or both")
     columns: dict[str, Any] = {}
     changes = {}
     for name, factor in (("input", input), ("output", output)):
+        if factor is None:
+            continue
         number(f"transform.scale_lengths.{name}", factor, above=0, most=1e9)
         tokens = np.maximum(np.rint(trace.column(f"{name}_tokens") * factor), 1)
         if tokens.max() > MAX_TOKENS:
@@ -67,25 +71,22 @@ def scale_lengths(
             )
         columns[f"{name}_tokens"] = tokens.astype(np.int64)
         changes[f"{name}_scaled_by_{factor:g}"] = len(trace) if factor != 1 else 0
-    row, starts, lengths = runs(trace)
-    scaled = _scaled(before_in_prompt(row, lengths), starts, lengths, input)
-    columns |= _fitting(trace, columns["input_tokens"], row, *scaled)
+    if input is not None:
+        columns |= _fitting(trace, columns["input_tokens"], *_scaled(*runs(trace), input))
     return named(trace, changed(trace.table, columns), changes)
 
 
-def _scaled(begins: Ints, starts: Ints, lengths: Ints, factor: float) -> tuple[Ints, Ints]:
-    """(first id, length) of each run, some of length 0.
+def _scaled(row: Ints, starts: Ints, lengths: Ints, factor: float) -> tuple[Ints, Ints, Ints]:
+    """(row, first id, length) of each run that is left.
 
     An id implies its history, so each chain begins at one place, in whichever prompt; it becomes a
-    chain of its own. Between two a number is free, or a prompt could go on from the end of one
-    into the next: two runs that ought to be one.
+    chain of its own.
     """
+    begins = before_in_prompt(row, lengths)
     scaled = _place(begins + lengths, factor) - _place(begins, factor)
-    chains, chain = np.unique(starts, return_inverse=True)
-    longest = np.zeros(len(chains), np.int64)
-    np.maximum.at(longest, chain, scaled)
-    first = np.cumsum(longest + 1) - (longest + 1)
-    return first[chain], scaled
+    left = scaled > 0
+    row, starts, scaled = row[left], starts[left], scaled[left]
+    return row, numbered(row, starts, scaled), scaled
 
 
 def _place(blocks: Ints, factor: float) -> Ints:

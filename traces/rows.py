@@ -45,6 +45,36 @@ def run_columns(rows: int, row: Ints, starts: Ints, lengths: Ints) -> dict[str, 
     }
 
 
+def numbered(row: Ints, starts: Ints, lengths: Ints) -> Ints:
+    """New first ids of runs of 1 or more: chains one behind another, in order of first use.
+
+    A number is left free where a prompt goes on from the end of one chain into the next numbered:
+    two runs that ought to be one.
+    """
+    _, first, chain = np.unique(starts, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    chain = place[chain]
+    longest = np.zeros(len(order), np.int64)
+    np.maximum.at(longest, chain, lengths)
+    at = first[order][1:]
+    before = at - 1
+    goes_on = (row[before] == row[at]) & (chain[before] == chain[at] - 1)
+    goes_on &= lengths[before] == longest[chain[before]]
+    begins = np.zeros(len(order), np.int64)
+    np.cumsum(longest[:-1] + goes_on, out=begins[1:])
+    return begins[chain]
+
+
+def renumbered(trace: Trace) -> pa.Table:
+    """The trace's rows, their blocks `numbered` anew: who shares what stays."""
+    row, starts, lengths = runs(trace)
+    return changed(
+        trace.table, run_columns(len(trace), row, numbered(row, starts, lengths), lengths)
+    )
+
+
 def before_in_prompt(row: Ints, lengths: Ints) -> Ints:
     """How many blocks of its prompt stand before each run: (runs,)."""
     ends = np.cumsum(lengths)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.errors import ConfigError
@@ -18,7 +19,8 @@ from harness.pacing import first_arrivals
 from harness.seed import stream
 from harness.settings import number, whole
 from harness.trace import Trace, list_column
-from traces.rows import changed, in_order, kept, named, parents_first
+from traces.capacity import hit_tokens
+from traces.rows import Ints, changed, in_order, kept, named, parents_first, renumbered
 
 _CLOCK = ("recorded_s", "arrival_s")
 """The times from the trace's zero."""
@@ -47,8 +49,10 @@ def jitter(trace: Trace, tick_s: float, seed: int) -> Trace:
     For a source whose clock ticks coarsely: the 12,031 requests of Mooncake's conversation trace
     have 1,180 times, 3 s apart, and would come in bursts that its users never sent. A session's
     turns shift together. Rows are in order of time again, so of requests that shared a tick
-    another may now be the one that meets a prefix first.
+    another may now be the one that meets a prefix first. Raises `ConfigError` where session starts
+    are not recorded.
     """
+    _require_starts(trace, "transform.jitter")
     number("transform.jitter.tick_s", tick_s, above=0, most=1e9)
     whole("transform.jitter.seed", seed, least=0)
     later_s = tick_s * stream(seed, "transform.jitter").random(trace.sessions)
@@ -58,33 +62,39 @@ def jitter(trace: Trace, tick_s: float, seed: int) -> Trace:
 
 
 def first_sessions(trace: Trace, sessions: int) -> Trace:
-    """The sessions that begin first. Block ids keep their numbers, with gaps."""
+    """The sessions that begin first. Block ids keep their numbers, with gaps.
+
+    Hits on what only left-out sessions have used are lost, and counted in the header.
+    """
     whole("transform.first_sessions.sessions", sessions, least=1)
     _, begins = np.unique(trace.session, return_index=True)
     rank = np.empty(trace.sessions, np.int32)
     rank[np.argsort(begins)] = np.arange(trace.sessions)
     number_of = rank[trace.session]
     chosen = number_of < sessions
-    left_out = {"turns_of_later_sessions_left_out": int((~chosen).sum())}
-    return named(trace, kept(trace.table, chosen, number_of), left_out)
+    table = kept(trace.table, chosen, number_of)
+    return _fewer(trace, table, chosen, "turns_of_later_sessions_left_out")
 
 
 def sample_sessions(trace: Trace, share: float, seed: int) -> Trace:
     """Whole sessions, each kept with this chance. Block ids keep their numbers, with gaps.
 
-    Hits on what only left-out sessions have used are lost. Raises `ConfigError` where none is left.
+    Hits on what only left-out sessions have used are lost, and counted in the header. Raises
+    `ConfigError` where none is left.
     """
     number("transform.sample_sessions.share", share, above=0, most=1)
     whole("transform.sample_sessions.seed", seed, least=0)
-    chosen = np.random.default_rng([seed, 1]).random(trace.sessions) < share
+    chosen = stream(seed, "transform.sample_sessions").random(trace.sessions) < share
     return _of_sessions(trace, chosen, f"transform.sample_sessions.share is {share}")
 
 
 def between(trace: Trace, from_s: float, until_s: float) -> Trace:
     """Whole sessions that start in this time of the trace, `until_s` not included.
 
-    Raises `ConfigError` where none does.
+    Hits on what only left-out sessions have used are lost, and counted in the header. Raises
+    `ConfigError` where none does, or their starts are not recorded.
     """
+    _require_starts(trace, "transform.between")
     number("transform.between.from_s", from_s, least=0)
     number("transform.between.until_s", until_s, above=from_s)
     starts = first_arrivals(trace)
@@ -96,12 +106,18 @@ def between(trace: Trace, from_s: float, until_s: float) -> Trace:
 def anonymise(trace: Trace) -> Trace:
     """Without the names of agents, files and settings: a trace to pass on.
 
-    A trace holds no text, and its block ids are numbers in order of use: nothing of the source's
-    hashes is left. Lengths and times stay as they are.
+    A trace holds no text. Blocks are numbered anew in order of use, so nothing of the source's ids
+    is left, but who shares how much; turns are numbered from 0 in their session; times count from
+    the earliest, so no date is left. What stays: lengths, the times between turns, the order of
+    sessions, and the header's format, licence and changes, with the names these have.
     """
     names = trace.table.column("agent").to_pylist()
     numbers = {name: f"agent {at}" for at, name in enumerate(dict.fromkeys(names))}
-    table = changed(trace.table, {"agent": [numbers[name] for name in names]})
+    zero_s = min(np.nanmin(trace.column(name)) for name in _CLOCK)
+    columns: dict[str, Any] = {name: trace.column(name) - zero_s for name in _CLOCK}
+    columns["agent"] = [numbers[name] for name in names]
+    columns["turn_index"] = _places(trace.session, trace.column("turn_index"))
+    table = changed(renumbered(trace), columns)
     header = replace(trace.header, sources=(), parameters={})
     return named(trace, table, {"turns_of_agents_without_their_names": len(trace)}, header)
 
@@ -112,14 +128,31 @@ def _of_sessions(trace: Trace, chosen: NDArray[np.bool_], asked: str) -> Trace:
         raise ConfigError(f"{asked}: no session is left of {trace.sessions:,}")
     number_of = (np.cumsum(chosen) - 1).astype(np.int32)[trace.session]
     mine = chosen[trace.session]
-    left_out = {"turns_of_other_sessions_left_out": int((~mine).sum())}
-    return named(trace, kept(trace.table, mine, number_of), left_out)
+    table = kept(trace.table, mine, number_of)
+    return _fewer(trace, table, mine, "turns_of_other_sessions_left_out")
+
+
+def _fewer(trace: Trace, table: pa.Table, rows: NDArray[np.bool_], name: str) -> Trace:
+    """The table of these rows as a trace, with the turns left out and the hits lost with them."""
+    together, apart = (hit_tokens(trace, groups)[rows] for groups in (np.ones_like(rows), rows))
+    lost = int(together.sum() - apart.sum())
+    changes = {name: int((~rows).sum()), "hit_tokens_lost_with_left_out_turns": lost}
+    return named(trace, table, changes)
+
+
+def _require_starts(trace: Trace, transform: str) -> None:
+    if trace.header.session_starts != "recorded":
+        raise ConfigError(
+            f"{transform}: this trace does not say when its sessions began relative to each other, "
+            "so there are no starts to go by. Leave it out: pacing=poisson sets starts at replay"
+        )
 
 
 def within_context(trace: Trace, context_tokens: int) -> Trace:
     """Only turns whose prompt and answer fit a context, and that wait for no turn that does not.
 
-    Raises `ConfigError` where none is left.
+    Hits on what only left-out turns have used are lost, and counted in the header. Raises
+    `ConfigError` where none is left.
     """
     whole("transform.within_context.context_tokens", context_tokens, least=2)
     fits = trace.input_tokens.astype(np.int64) + trace.output_tokens <= context_tokens
@@ -131,8 +164,8 @@ def within_context(trace: Trace, context_tokens: int) -> Trace:
             f"transform.within_context.context_tokens is {context_tokens:,}: no turn fits, the "
             f"smallest prompt has {trace.input_tokens.min():,} tokens. Shrink the trace first"
         )
-    left_out = {f"turns_beyond_{context_tokens}_tokens_left_out": int((~fits).sum())}
-    return named(trace, kept(trace.table, fits, _densely(trace, fits)), left_out)
+    table = kept(trace.table, fits, _densely(trace, fits))
+    return _fewer(trace, table, fits, f"turns_beyond_{context_tokens}_tokens_left_out")
 
 
 def only_agents(trace: Trace, agents: Sequence[str]) -> Trace:
@@ -140,18 +173,24 @@ def only_agents(trace: Trace, agents: Sequence[str]) -> Trace:
 
     A turn that waited for one left out waits for what that one waited for, the delays added (of
     several the longest); where that was nothing, it arrives so long after that one would have.
-    How long the answer left out took is not added: a trace does not have it. Raises `ConfigError`
-    for a name that no turn has.
+    How long the answer left out took is not added: a trace does not have it. Hits on what only
+    left-out turns have used are lost, and counted in the header. Raises `ConfigError` for a name
+    that no turn has.
     """
     names = np.array(trace.table.column("agent").to_pylist())
     mine = np.isin(names, _known(agents, np.unique(names).tolist()))
     table = kept(changed(trace.table, _lifted(trace, mine)), mine, _densely(trace, mine))
     session, index = table.column("session").to_numpy(), table.column("turn_index").to_numpy()
+    table = changed(table, {"turn_index": _places(session, index)})
+    return _fewer(trace, table, mine, "turns_of_other_agents_left_out")
+
+
+def _places(session: NDArray[np.int32], index: NDArray[np.int32]) -> Ints:
+    """Each turn's place among those of its session, from 0: (turns,)."""
     order = np.lexsort((index, session))
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order)) - np.searchsorted(session[order], session[order])
-    left_out = {"turns_of_other_agents_left_out": int((~mine).sum())}
-    return named(trace, changed(table, {"turn_index": rank}), left_out)
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order)) - np.searchsorted(session[order], session[order])
+    return place
 
 
 def _known(agents: Any, there: list[str]) -> list[str]:

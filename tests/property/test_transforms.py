@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from harness.errors import ConfigError
 from harness.metrics import HIT_EDGES, hit_bin
 from harness.seed import stream
-from harness.trace import Header, Trace, build_table
+from harness.trace import MAX_BLOCK, Header, Trace, build_table
 from tests.property.test_prefix import expand, trees
 from traces import combine, lengths, retarget, transform
+from traces.rows import changed, runs
 
 BLOCK = 4
 AGENTS = ("main", "coder", "tester")
@@ -143,13 +144,48 @@ def floor_of(blocks: float) -> int:
 
 @given(trace=traces())
 def test_a_factor_of_one_only_numbers_blocks_anew(trace: Trace) -> None:
-    made = lengths.scale_lengths(trace)
+    made = lengths.scale_lengths(trace, 1.0, 1.0)
     assert rows_of(made, "run_starts") == rows_of(trace, "run_starts")
     assert made.ideal_hit_tokens.tolist() == trace.ideal_hit_tokens.tolist()
     new = dict(zip(chain(*blocks_of(trace)), chain(*blocks_of(made)), strict=True))
     assert len(set(new.values())) == len(new)
     assert [[new[block] for block in blocks] for blocks in blocks_of(trace)] == blocks_of(made)
     assert made.header == trace.header
+
+
+@given(trace=traces())
+def test_an_anonymous_trace_hits_as_it_did_whatever_its_ids(trace: Trace) -> None:
+    """The same chains with numbers far apart, the last first."""
+    _, starts, _ = runs(trace)
+    chains = np.unique(starts).tolist()
+    far = {start: MAX_BLOCK - at * 2**40 for at, start in enumerate(chains)}
+    column = [[far[start] for start, _ in trace.runs(row)] for row in range(len(trace))]
+    apart = Trace(changed(trace.table, {"run_starts": column}), trace.header)
+    made = transform.anonymise(apart)
+    assert made.table.equals(transform.anonymise(trace).table)
+    assert made.ideal_hit_tokens.tolist() == trace.ideal_hit_tokens.tolist()
+    assert [len(blocks) for blocks in blocks_of(made)] == list(map(len, blocks_of(trace)))
+    distinct = len(set(chain(*blocks_of(trace))))
+    assert distinct <= made.blocks <= distinct + max(len(chains) - 1, 0)
+
+
+@given(trace=traces(), until=TIMES)
+def test_lost_hits_are_those_that_a_part_no_longer_has(trace: Trace, until: float) -> None:
+    try:
+        made = transform.between(trace, 0, until + 1)
+    except ConfigError:
+        return
+    kept = np.isin(trace.session, sessions_until(trace, until + 1))
+    lost = int(trace.ideal_hit_tokens[kept].sum() - made.ideal_hit_tokens.sum())
+    assert made.header.changes.get("hit_tokens_lost_with_left_out_turns", 0) == lost
+
+
+def sessions_until(trace: Trace, until: float) -> list[int]:
+    starts = [
+        min(turn.arrival_s for turn in session.turns if turn.arrival_s is not None)
+        for session in trace.by_session()
+    ]
+    return [at for at, start in enumerate(starts) if start - min(starts) < until]
 
 
 @given(trace=traces(), tick=st.floats(1e-3, 1e4), seed=st.integers(0, 99))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.errors import ConfigError, TraceError
+from harness.stream import Stream
 from harness.trace import SCHEMA, Header, Source, Trace
-from traces import canonical
+from traces import canonical, constant
 from traces.faults import gathering
 
 MakeTrace = Callable[..., Trace]
@@ -141,6 +144,53 @@ def test_another_format_is_refused(tmp_path: Path, content: bytes, message: str)
 def test_no_folder_to_save_in(make_trace: MakeTrace, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="cannot be written"):
         canonical.save(make_trace(), tmp_path / "nowhere" / "trace.parquet")
+
+
+def breaking_off(trace: Trace, error: BaseException) -> Stream:
+    def tables() -> Iterator[pa.Table]:
+        yield trace.table
+        raise error
+
+    return Stream(trace.header, tables())
+
+
+@pytest.mark.parametrize("name", ["trace.parquet", "trace.jsonl", "trace.jsonl.gz"])
+def test_nothing_half_written_stays(make_trace: MakeTrace, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    canonical.save(make_trace(), path)
+    before = path.read_bytes()
+    for error in (ConfigError("no such draw"), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            canonical.save(breaking_off(make_trace(), error), path)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(TraceError, match=r"No space left on device.*a folder that .* has room"):
+        canonical.save(breaking_off(make_trace(), full), path)
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["trace.parquet", "trace.jsonl", "trace.jsonl.gz"])
+def test_a_disk_that_fills_is_one_message(tmp_path: Path, name: str) -> None:
+    """A file may grow to so many bytes here: what writes more meets an error of the system's."""
+    trace = constant.generate(
+        requests=9_000, seed=1, requests_per_s=4.0, input_tokens=640, output_tokens=8,
+        hits=[0.5], weights=[1], block_tokens=64,
+    )  # fmt: skip
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, hard))
+    try:
+        with pytest.raises(TraceError, match=r"cannot be written .*File too large"):
+            canonical.save(trace, tmp_path / name)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_run_left_is_written_over(make_trace: MakeTrace, tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl.new").write_text("half a li")
+    canonical.save(make_trace(), tmp_path / "trace.jsonl")
+    assert canonical.read(tmp_path / "trace.jsonl").digest == make_trace().digest
+    assert [each.name for each in tmp_path.iterdir()] == ["trace.jsonl"]
 
 
 # ---- JSONL

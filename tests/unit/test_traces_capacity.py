@@ -14,7 +14,8 @@ from harness.prefix import PrefixCache
 from harness.trace import Trace
 from tests.unit.conftest import HEADER
 from traces import mooncake
-from traces.capacity import capacity_curve, working_set
+from traces.capacity import Reuse, capacity_curve, hit_tokens, working_set
+from traces.profile import measure
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 
@@ -96,6 +97,37 @@ def test_a_working_set_known_by_hand(make_trace: MakeTrace) -> None:
     later = working_set(make_trace(), [1, 2], from_request=2)
     assert later.column("mean_blocks").to_pylist() == [4.5, 5]
     assert working_set(make_trace(), from_request=3).column("max_blocks").to_pylist() == [5]
+
+
+def test_reuse_found_once_serves_both(make_trace: MakeTrace) -> None:
+    trace = make_trace()
+    reuse = Reuse.of(trace)
+    curve = capacity_curve(trace, np.array([1, 3]), from_request=1, reuse=reuse)
+    assert curve.table.equals(capacity_curve(trace, np.array([1, 3]), from_request=1).table)
+    found = working_set(trace, from_request=1, reuse=reuse)
+    assert found.equals(working_set(trace, from_request=1))
+    assert (curve.distinct_blocks, found.column("max_blocks")[-1].as_py()) == (7, 7)
+
+
+def test_a_profile_looks_for_reuse_once(
+    make_trace: MakeTrace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    of = Reuse.of
+
+    def counted(trace: Trace) -> Reuse:
+        found.append(of(trace))
+        return found[-1]
+
+    monkeypatch.setattr(Reuse, "of", counted)
+    measure(make_trace())
+    assert len(found) == 1
+
+
+def test_hits_of_one_group_are_the_trace_s(make_trace: MakeTrace) -> None:
+    trace = make_trace(run_starts=[[0]] * 4)
+    assert hit_tokens(trace, np.zeros(4, int)).tolist() == trace.ideal_hit_tokens.tolist()
+    assert hit_tokens(trace, trace.session).tolist() == [0, 0, 128, 256]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from harness.errors import ConfigError
-from harness.trace import Trace
+from harness.seed import stream
+from harness.trace import MAX_BLOCK, Trace
 from traces import transform
 
 MakeTrace = Callable[..., Trace]
@@ -153,6 +154,37 @@ def test_an_anonymous_trace_tells_no_names_and_replays_alike(make_trace: MakeTra
     assert nobody.table.drop_columns("agent").equals(trace.table.drop_columns("agent"))
 
 
+def test_an_anonymous_trace_has_nothing_of_the_source_s_numbers(make_trace: MakeTrace) -> None:
+    """Ids near the largest, dates in s since 1970, numbers of turns as a source gave them."""
+    day = 1.7e9
+    nobody = transform.anonymise(
+        make_trace(
+            turn_index=[70, 5, 81, 95],
+            recorded_s=[day, day + 0.5, day + 2, day + 5],
+            arrival_s=[day + 1, day + 1.5, None, None],
+            run_starts=[[MAX_BLOCK], [900], [MAX_BLOCK], [MAX_BLOCK]],
+        )
+    )
+    assert nobody.column("turn_index").tolist() == [0, 0, 1, 2]
+    assert nobody.column("recorded_s").tolist() == [0.0, 0.5, 2.0, 5.0]
+    assert [nobody.turn(row).arrival_s for row in range(4)] == [1.0, 1.5, None, None]
+    assert [nobody.runs(row) for row in range(4)] == [[(0, 2)], [(5, 2)], [(0, 4)], [(0, 5)]]
+
+
+def test_chains_that_follow_each_other_stay_two(make_trace: MakeTrace) -> None:
+    """Block 20 follows the end of the first chain, but far from it in number."""
+    trace = make_trace(
+        run_starts=[[7], [10], [7, 20], [7, 20]], run_lengths=[[2], [2], [2, 2], [2, 3]]
+    )
+    alone = transform.first_sessions(trace, 1)
+    assert [transform.anonymise(trace).runs(row) for row in (0, 2, 3)] == [
+        [(0, 2)], [(0, 2), (4, 2)], [(0, 2), (4, 3)],
+    ]  # fmt: skip
+    assert [transform.anonymise(alone).runs(row) for row in range(3)] == [
+        [(0, 2)], [(0, 2), (3, 2)], [(0, 2), (3, 3)],
+    ]  # fmt: skip
+
+
 def test_scaled_time_scales_gates_and_records(make_trace: MakeTrace) -> None:
     slow = transform.scale_time(make_trace(), 2)
     assert slow.column("recorded_s").tolist() == [0.0, 1.0, 4.0, 10.0]
@@ -220,7 +252,10 @@ def test_turns_wait_for_what_a_left_out_turn_waited_for(make_trace: MakeTrace) -
     first, second = alone.turn(0), alone.turn(1)
     assert (first.parents, first.arrival_s, first.delay_s) == ((), 1.5, None)
     assert (second.parents, second.arrival_s, second.delay_s) == ((0,), None, 6.0)
-    assert alone.header.changes == {"turns_of_other_agents_left_out": 3}
+    assert alone.header.changes == {
+        "turns_of_other_agents_left_out": 3,
+        "hit_tokens_lost_with_left_out_turns": 64,
+    }
     tools = transform.only_agents(trace, ["tool"])
     assert tools.turn(1).parents == (0,)
     assert tools.turn(1).delay_s == 3.0
@@ -235,6 +270,46 @@ def test_agents_that_are_not_there_are_refused(make_trace: MakeTrace) -> None:
     for wrong in ("coder", [], 3):
         with pytest.raises(ConfigError, match="give a list of names; the trace has coder"):
             transform.only_agents(trace, wrong)
+
+
+def sharing_across_sessions(make_trace: MakeTrace) -> Trace:
+    """Sessions 0 and 1 use the same two blocks, and session 0 goes on with more of them."""
+    return make_trace(
+        run_starts=[[0]] * 4, output_tokens=[200, 3, 3, 3], agent=["a", "b", "b", "b"]
+    )
+
+
+LEAVING_OUT: dict[str, Callable[[Trace], Trace]] = {
+    "between": lambda trace: transform.between(trace, 0.5, 9),
+    "only_agents": lambda trace: transform.only_agents(trace, ["b"]),
+    "within_context": lambda trace: transform.within_context(trace, 327),
+    "sample_sessions": lambda trace: next(
+        made for seed in range(50) if len(made := transform.sample_sessions(trace, 0.7, seed)) == 1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEAVING_OUT)
+def test_hits_lost_with_left_out_turns_are_counted(make_trace: MakeTrace, name: str) -> None:
+    made = LEAVING_OUT[name](sharing_across_sessions(make_trace))
+    assert made.ideal_hit_tokens[0] == 0
+    assert made.header.changes["hit_tokens_lost_with_left_out_turns"] == 128
+    first = transform.first_sessions(sharing_across_sessions(make_trace), 1)
+    assert first.header.changes == {"turns_of_later_sessions_left_out": 1}
+
+
+def test_starts_that_nobody_recorded_cannot_be_gone_by(make_trace: MakeTrace) -> None:
+    trace = make_trace(replace(make_trace().header, session_starts="unknown"))
+    with pytest.raises(ConfigError, match=r"transform.jitter: this trace does not say.*=poisson"):
+        transform.jitter(trace, 3.0, 1)
+    with pytest.raises(ConfigError, match=r"transform.between: this trace does not say.*=poisson"):
+        transform.between(trace, 0, 9)
+
+
+def test_sampling_draws_from_a_stream_of_its_own(make_trace: MakeTrace) -> None:
+    trace = three_sessions(make_trace)
+    chosen = stream(3, "transform.sample_sessions").random(3) < 0.5
+    assert transform.sample_sessions(trace, 0.5, 3).sessions == chosen.sum() > 0
 
 
 def test_a_turn_recorded_before_what_it_waits_for_goes_with_it(make_trace: MakeTrace) -> None:

@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_module
 from harness.errors import ConfigError
 from harness.run import load_trace
 from harness.stream import Stream
-from harness.trace import Header, Source, Trace
+from harness.trace import MAX_BLOCK, Header, Source, Trace
 from traces import canonical, combine
 
 MakeTrace = Callable[..., Trace]
@@ -72,7 +72,7 @@ def test_a_merged_header_tells_of_both(make_trace: MakeTrace) -> None:
     other = make_trace(
         told(
             hand, "azure", "CC-BY-4.0", id_scope="file", session_starts="unknown",
-            prefix_data="synthesised", changes={"b": 3},
+            prefix_data="absent", changes={"b": 3},
         )
     )  # fmt: skip
     again = make_trace(
@@ -83,9 +83,11 @@ def test_a_merged_header_tells_of_both(make_trace: MakeTrace) -> None:
     assert header.format == "mooncake+azure"
     assert header.licence == "Apache-2.0 and CC-BY-4.0"
     assert (header.id_scope, header.time_unit) == ("global", "ms+s")
-    assert (header.session_starts, header.prefix_data) == ("unknown", "synthesised")
+    assert (header.session_starts, header.prefix_data) == ("unknown", "recorded")
     assert [source.name for source in header.sources] == ["mooncake.csv", "azure.csv"]
-    assert header.changes == {"a": 1, "b": 5, "turns_merged_in": 4}
+    assert header.changes == {
+        "a": 1, "b": 5, "turns_merged_in": 4, "turns_without_prefix_data": 4,
+    }  # fmt: skip
     assert [each["format"] for each in header.parameters["merged"]] == ["azure"]
     assert Header.from_json(header.to_json()) == header
     three = combine.merge(both, again).header
@@ -103,11 +105,56 @@ def test_blocks_that_are_not_alike_are_refused(make_trace: MakeTrace) -> None:
         replace(trace.header, partial_block="ceil"),
     ):
         with pytest.raises(
-            ConfigError, match=r"the trace's blocks have 64 tokens .floor., the oth"
+            ConfigError,
+            match=r"the trace's blocks have 64 tokens .floor., the oth.* each trace alone",
         ):
             combine.merge(trace, make_trace(header))
     with pytest.raises(ConfigError, match=r"other is 'b.jsonl': choose a trace"):
         combine.merge(trace, "b.jsonl")
+
+
+def test_the_advice_names_the_readers_whose_blocks_can_be_chosen(make_trace: MakeTrace) -> None:
+    trace = make_trace()
+    with pytest.raises(ConfigError, match=r"read by constant, .*, give that one the other's block"):
+        combine.merge(trace, make_trace(replace(trace.header, block_tokens=32)))
+    folder = Path(__file__).parents[2] / "conf" / "trace"
+    taking = {path.stem for path in folder.glob("*.yaml") if "\nblock_tokens: " in path.read_text()}
+    assert taking - set(combine.CHOOSING) == {"mooncake", "qwen_bailian"}  # what a hash stands for
+    assert set(combine.CHOOSING) <= taking
+
+
+def test_a_trace_without_blocks_merges_with_any(make_trace: MakeTrace) -> None:
+    """As Azure's: it has no blocks that another size would change."""
+    bare = make_trace(run_starts=[[]] * 4, run_lengths=[[]] * 4)
+    trace = make_trace(replace(bare.header, block_tokens=32, partial_block="ceil"))
+    for both in (combine.merge(bare, trace), combine.merge(trace, bare)):
+        assert (both.header.block_tokens, both.header.partial_block) == (32, "ceil")
+        assert both.ideal_hit_tokens.sum() == trace.ideal_hit_tokens.sum()
+
+
+def test_hits_of_one_are_not_denied_by_turns_without_prefix_data(make_trace: MakeTrace) -> None:
+    trace = make_trace()
+    none = replace(trace.header, prefix_data="absent")
+    bare = make_trace(none, run_starts=[[]] * 4, run_lengths=[[]] * 4)
+    for both in (combine.merge(bare, trace), combine.merge(trace, bare)):
+        assert both.header.prefix_data == "recorded"
+        assert both.header.changes == {"turns_merged_in": 4, "turns_without_prefix_data": 4}
+        again = combine.merge(bare, both).header
+        assert (again.prefix_data, again.changes["turns_without_prefix_data"]) == ("recorded", 8)
+    alone = combine.merge(bare, bare).header
+    assert (alone.prefix_data, alone.changes) == ("absent", {"turns_merged_in": 4})
+    drawn = make_trace(replace(trace.header, prefix_data="generated"))
+    assert combine.merge(trace, drawn).header.prefix_data == "generated"
+
+
+def test_blocks_of_the_largest_numbers_are_numbered_anew(make_trace: MakeTrace) -> None:
+    huge = make_trace(run_starts=[[MAX_BLOCK], [7], [MAX_BLOCK], [MAX_BLOCK]])
+    plain = make_trace(run_starts=[[0], [5], [0], [0]])
+    for made, same in (
+        (combine.replicate(huge, 3, 1.0), combine.replicate(plain, 3, 1.0)),
+        (combine.merge(huge, plain), combine.merge(plain, plain)),
+    ):
+        assert made.table.equals(same.table)
 
 
 def test_a_stream_is_merged_whole(make_trace: MakeTrace) -> None:

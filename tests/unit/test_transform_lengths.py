@@ -65,9 +65,9 @@ def test_halved_prompts_share_half_as_much(make_trace: MakeTrace) -> None:
     # Blocks 0-2 of a prompt are 1 block now, blocks 3-7 the 3 after it, blocks 3-4 but 1.
     assert [half.runs(row) for row in range(4)] == [
         [(0, 1)],
-        [(2, 1)],
-        [(0, 1), (4, 3)],
-        [(0, 1), (4, 1)],
+        [(1, 1)],
+        [(0, 1), (2, 3)],
+        [(0, 1), (2, 1)],
     ]
     assert half.ideal_hit_tokens.tolist() == [0, 0, 64, 128]
     assert half.header.changes == {"input_scaled_by_0.5": 4, "output_scaled_by_0.1": 4}
@@ -82,13 +82,13 @@ def test_runs_that_vanish_leave_those_behind_them(make_trace: MakeTrace) -> None
     )
     third = lengths.scale_lengths(trace, input=0.34)
     assert third.input_tokens.tolist() == [22, 44, 87, 87]
-    assert [third.runs(row) for row in range(4)] == [[], [], [(2, 1)], [(2, 1)]]
+    assert [third.runs(row) for row in range(4)] == [[], [], [(0, 1)], [(0, 1)]]
 
 
 def test_doubled_blocks_follow_each_other_where_the_old_did(make_trace: MakeTrace) -> None:
     double = lengths.scale_lengths(make_trace(), input=2)
     assert double.input_tokens.tolist() == [256, 256, 512, 640]
-    assert [double.runs(row) for row in range(4)] == [[(0, 4)], [(11, 4)], [(0, 8)], [(0, 10)]]
+    assert [double.runs(row) for row in range(4)] == [[(0, 4)], [(10, 4)], [(0, 8)], [(0, 10)]]
     assert double.ideal_hit_tokens.tolist() == [0, 0, 256, 512]
 
 
@@ -97,6 +97,29 @@ def test_a_decimal_factor_is_taken_as_it_is_written(make_trace: MakeTrace) -> No
     trace = make_trace(input_tokens=[6400, 128, 256, 320], run_lengths=[[100], [2], [4], [5]],
                        run_starts=[[0], [100], [0], [0]])  # fmt: skip
     assert lengths.scale_lengths(trace, input=0.29).runs(0) == [(0, 29)]
+
+
+def test_scaled_prompts_go_on_from_the_end_of_a_chain_in_another(make_trace: MakeTrace) -> None:
+    """Half of 2 and of 3 blocks is 1: the chain behind them now follows the end of the first."""
+    trace = make_trace(
+        input_tokens=[192, 128, 256, 320],
+        run_starts=[[0], [10], [0, 20], [0, 20]],
+        run_lengths=[[3], [2], [2, 2], [2, 3]],
+    )
+    half = lengths.scale_lengths(make_trace(), input=0.5)
+    assert [half.runs(row) for row in range(4)] == [[(0, 1)], [(2, 1)], [(0, 2)], [(0, 2)]]
+    cut = lengths.scale_lengths(trace, input=0.5)
+    assert [cut.runs(row) for row in (0, 2, 3)] == [[(0, 1)], [(0, 1), (2, 1)], [(0, 1), (2, 1)]]
+
+
+def test_a_factor_not_given_changes_nothing_and_one_must_be(make_trace: MakeTrace) -> None:
+    with pytest.raises(ConfigError, match="scale_lengths: give input, output or both"):
+        lengths.scale_lengths(make_trace())
+    longer = lengths.scale_lengths(make_trace(), output=2)
+    assert longer.output_tokens.tolist() == [6, 6, 6, 6]
+    kept = make_trace().table.drop_columns("output_tokens")
+    assert longer.table.drop_columns("output_tokens").equals(kept)
+    assert longer.header.changes == {"output_scaled_by_2": 4}
 
 
 def test_lengths_that_no_column_holds_are_refused(make_trace: MakeTrace) -> None:

@@ -49,7 +49,7 @@ def test_the_shares_asked_for_are_those_that_come_out() -> None:
     assert told["bins"] == bins
     assert told["achieved"] == [share / 1000 for share in binned(made)]
     assert told["greatest_difference"] < 1e-12
-    assert made.header.prefix_data == "synthesised"
+    assert made.header.prefix_data == "generated"
     rates = np.sort(made.ideal_hit_rates)
     assert np.abs(rates[:300] - (np.arange(300) + 0.5) / 300 * 0.9).max() <= 0.9 / 300 + 1e-4
 
