@@ -10,6 +10,8 @@ import sys
 import tempfile
 from collections.abc import Callable
 from datetime import datetime
+from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +39,42 @@ Replay agent traffic against LLM serving systems and see what it costs them.
   relaybench trace profile trace=...      what a trace is like: hits, lengths, hits by cache size
   relaybench trace convert trace=... to=x.parquet
   relaybench trace synthesize trace=twin trace.sketch=... to=y.parquet
+  relaybench trace --help                 each of these four
   relaybench serve backend=pdd            the simulator behind an OpenAI-compatible port
   relaybench doctor http://HOST:PORT      can this machine, and that server, be measured?
   relaybench refit model=... system=...   the simulator's step times, from measured kernels
 """
+
+_TRACE_HELP = {
+    "check": """\
+relaybench trace check FILE [NAME=VALUE ...]
+  All that is wrong with a trace file, or a folder of them, or what to know before replaying it.
+  It is read with trace=NAME, or where none is given, with the reader that fits.
+
+  relaybench trace check conversation_trace.jsonl
+  relaybench trace check chats.json trace=sharegpt trace.tokenizer=tokenizer.json
+""",
+    "profile": """\
+relaybench trace profile trace=NAME trace.path=FILE [out=FOLDER] [NAME=VALUE ...]
+  What a trace is like, into a new folder: a page, its figures, and a sketch to draw more like it.
+
+  relaybench trace profile trace=mooncake trace.path=conversation_trace.jsonl out=profile
+""",
+    "convert": """\
+relaybench trace convert trace=NAME trace.path=FILE to=NEW [NAME=VALUE ...]
+  The trace, after its transforms, in our own form: *.parquet, *.jsonl or *.jsonl.gz.
+
+  relaybench trace convert trace=mooncake trace.path=conversation_trace.jsonl \\
+    transform=[anonymise] to=mine.parquet
+""",
+    "synthesize": """\
+relaybench trace synthesize trace=twin|targets|agentic to=NEW [out=FOLDER] [NAME=VALUE ...]
+  A generated trace of any size, and in a new folder how near it came to what was asked for.
+
+  relaybench trace synthesize trace=twin trace.sketch=profile/sketch.json \\
+    trace.sessions=100000 to=twin.parquet out=fit
+""",
+}
 
 
 def main() -> None:
@@ -141,20 +175,25 @@ def _kept(name: str, overrides: list[str]) -> tuple[int, Any]:
 
 def _trace(arguments: list[str]) -> int:
     """Look at a trace, or write it down."""
-    kinds = ("check", "profile", "convert", "synthesize")
-    if not arguments or arguments[0] not in kinds:
-        raise ConfigError(f"trace what? Give {', '.join(kinds)}, and a trace: trace=mooncake")
+    helped = bool({"-h", "--help"} & set(arguments))
+    if helped and arguments[0] not in _TRACE_HELP:
+        usages = [each.partition("\n\n")[0] for each in _TRACE_HELP.values()]
+        _say("\n".join([*usages, "\nExamples: relaybench trace check --help"]))
+        return EXIT_GOOD
+    if not arguments or arguments[0] not in _TRACE_HELP:
+        raise ConfigError(f"trace what? Give {', '.join(_TRACE_HELP)}, and a trace: trace=mooncake")
     kind, overrides = arguments[0], arguments[1:]
+    if helped:
+        _say(f"{_TRACE_HELP[kind]}\nAll settings: relaybench trace {kind} trace=NAME --cfg job")
+        return EXIT_GOOD
     if _sweeps(overrides):
         raise ConfigError("one trace at a time: leave out -m")
     chosen = any(each.startswith("trace=") for each in overrides)
-    file = None
-    if kind == "check":
-        first = overrides[0] if overrides else "-"
-        if not first.startswith("-") and ("=" not in first or Path(first).exists()):
-            file = overrides.pop(0)
-        elif not chosen:
-            raise ConfigError("check which trace? Give a file, or trace=mooncake trace.path=FILE")
+    file = _file(kind, overrides)
+    if file is not None:
+        overrides.remove(file)
+    elif kind == "check" and not chosen:
+        raise ConfigError("check which trace? Give a file, or trace=mooncake trace.path=FILE")
 
     def work(config: Any) -> int:
         from harness import inspect
@@ -165,6 +204,30 @@ def _trace(arguments: list[str]) -> int:
         return command(config, _say)
 
     return _composed("inspect", overrides, work)
+
+
+def _file(kind: str, overrides: list[str]) -> str | None:
+    """What stands between the settings without a name, and neither is a flag nor its value."""
+    files = [
+        each
+        for before, each in pairwise(["", *overrides])
+        if not each.startswith(("-", "~"))
+        and not before.startswith("-")
+        and ("=" not in each or Path(each).exists())
+    ]
+    if not files:
+        return None
+    file = files[0]
+    if kind == "synthesize":
+        raise ConfigError(f"{file} is no setting: name a generator, as in trace=twin")
+    if kind != "check":
+        raise ConfigError(
+            f"{kind} which trace? Name the reader: trace=mooncake trace.path={file}; "
+            f"relaybench trace check {file} says which fits"
+        )
+    if len(files) > 1:
+        raise ConfigError(f"one trace at a time: leave out {' '.join(files[1:])}")
+    return file
 
 
 def _serve(overrides: list[str]) -> int:
@@ -246,7 +309,7 @@ def _composed(name: str, overrides: list[str], work: Callable[[Any], int]) -> in
     became of them is told by a file.
     """
     import hydra
-    from hydra.errors import HydraException
+    from hydra.errors import HydraException, MissingConfigException
     from omegaconf import DictConfig
     from omegaconf.errors import OmegaConfBaseException
 
@@ -270,6 +333,9 @@ def _composed(name: str, overrides: list[str], work: Callable[[Any], int]) -> in
         sys.argv = command
         try:
             hydra.main(version_base="1.3", config_path="pkg://conf", config_name=name)(task)()
+        except MissingConfigException as error:
+            print(f"relaybench: {_no_choice(error)}", file=sys.stderr)
+            return EXIT_BAD_INPUT
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             if isinstance(error, ValueError) and ends.exists():
                 raise  # a fault of ours, not of a setting that Hydra could not compose
@@ -279,6 +345,17 @@ def _composed(name: str, overrides: list[str], work: Callable[[Any], int]) -> in
             return EXIT_INTERRUPTED
         told = ends.read_text(encoding="utf-8").split() if ends.exists() else []
         return max((int(each) for each in told if each != "begun"), default=EXIT_GOOD)
+
+
+def _no_choice(error: Any) -> str:
+    """What can be chosen instead: of a choice in a list, Hydra does not say."""
+    group, _, name = str(error.missing_cfg_file).rpartition("/")
+    folder = resources.files("conf").joinpath(group)
+    if not group or not folder.is_dir():
+        return str(error)
+    names = (each.name for each in folder.iterdir() if each.name.endswith(".yaml"))
+    choices = error.options or sorted(each.removesuffix(".yaml") for each in names)
+    return f"{group}={name}: no such choice. Choose from {', '.join(choices)}"
 
 
 def _out(config: Any, job: str) -> Path:

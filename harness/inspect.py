@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -18,7 +17,6 @@ from harness.errors import EXIT_GOOD, ConfigError
 from harness.figures import Booklet, Plate
 from harness.plugins import build
 from harness.report import write_numbers
-from harness.result import write_table
 from harness.run import describe, load_trace
 from harness.settings import whole
 from harness.stream import Stream
@@ -38,7 +36,8 @@ def check(config: DictConfig, say: Callable[[str], None], *, file: str | None, c
     """
     examine: Callable[..., int] = build(config, "check", _partial_=True)
     if file is not None and not chosen:
-        return examine(_readers(file), file, say)
+        readers, untried = _readers(file)
+        return examine(readers, file, say, untried=untried)
     name = str(HydraConfig.get().runtime.choices["trace"])
     if file is not None:
         if "path" not in [*config.trace]:  # a value that is missing is not "in" it
@@ -47,17 +46,24 @@ def check(config: DictConfig, say: Callable[[str], None], *, file: str | None, c
     return examine({name: partial(load_trace, config)}, None, say)
 
 
-def _readers(file: str) -> dict[str, Callable[[], Trace]]:
-    """The ways to read a file: each choice of the group `trace` that needs a path and no more."""
+def _readers(file: str) -> tuple[dict[str, Callable[[], Trace]], dict[str, list[str]]]:
+    """Each choice of the group `trace` that reads a file.
+
+    (The ways to read this one, where no more is needed; what else each of the others needs.)
+    """
     loader = GlobalHydra.instance().config_loader()
     asked = list(HydraConfig.get().overrides.task)
     readers: dict[str, Callable[[], Trace]] = {}
+    untried: dict[str, list[str]] = {}
     for name in loader.get_group_options("trace"):
         config = loader.load_configuration(_COMMAND, [*asked, f"trace={name}"], RunMode.RUN)
-        if OmegaConf.missing_keys(config.trace) == {"trace.path"}:
+        needed = OmegaConf.missing_keys(config.trace)
+        if needed == {"trace.path"}:
             config.trace.path = file
             readers[name] = partial(load_trace, config)
-    return readers
+        elif "trace.path" in needed:
+            untried[name] = sorted(needed - {"trace.path"})
+    return readers, untried
 
 
 def profile(config: DictConfig, say: Callable[[str], None]) -> int:
@@ -75,7 +81,8 @@ def profile(config: DictConfig, say: Callable[[str], None]) -> int:
     result.write_json(out / SKETCH, measured.sketch)
     figures = portrait.render(measured, out)
     write_numbers(figures)
-    path = booklet.bind([Plate(trace.header.format, describe(trace), figures, [])], out)
+    title = f"Profile of a trace: {trace.header.format}"
+    path = booklet.bind([Plate(trace.header.format, describe(trace), figures, [])], out, title)
     say(f"Profile: {path}\nA trace like it: trace=twin trace.sketch={out / SKETCH}")
     return EXIT_GOOD
 
@@ -83,9 +90,9 @@ def profile(config: DictConfig, say: Callable[[str], None]) -> int:
 def convert(config: DictConfig, say: Callable[[str], None]) -> int:
     """The trace, after its transforms, into our own form at `to`: Parquet or JSONL, by its name."""
     path = _new_file(config)
-    save: Callable[..., Any] = build(config, "save", _partial_=True)
+    save: Callable[[Trace], int] = build(config, "save", path=path)
     trace = load_trace(config)
-    save(trace, path)
+    save(trace)
     say(f"{describe(trace)}\nTrace: {path}; replay it with trace=canonical trace.path={path}")
     return EXIT_GOOD
 
@@ -98,7 +105,7 @@ def synthesize(config: DictConfig, say: Callable[[str], None]) -> int:
     path, out = _new_file(config), Path(str(config.out))
     result.refuse_existing(out)
     whole("fit_sessions", config.fit_sessions, least=1)
-    save: Callable[..., int] = build(config, "save", _partial_=True)
+    save: Callable[[Stream], int] = build(config, "save", path=path)
     compare = build(config, "compare", _partial_=True)
     likeness = build(config, "likeness")
     booklet: Booklet = build(config, "booklet")
@@ -110,18 +117,20 @@ def synthesize(config: DictConfig, say: Callable[[str], None]) -> int:
         )
     if config.transform:
         raise ConfigError("transform needs the whole trace: synthesize, then convert with it")
-    requests = save(stream, path)
+    requests = save(stream)
     say(f"Trace: {requests:,} requests in {path}; replay it with trace=canonical trace.path={path}")
     if not stream.wanted:
+        say(f"No fit: {stream.header.format} has no targets to be near to")
         return EXIT_GOOD
-    sample = build(config, "trace", sessions=min(int(config.trace.sessions), config.fit_sessions))
-    fit = compare(sample)
+    sessions = min(int(config.trace.sessions), config.fit_sessions)
+    fit = compare(build(config, "trace", sessions=sessions))
     result.create(out)
-    write_table(fit.table, out / "fit.parquet")
     figures = likeness.render(fit, out)
     write_numbers(figures)
     about = f"{requests:,} requests, like {stream.header.format} was asked for"
-    page = booklet.bind([Plate(stream.header.format, about, figures, [])], out)
+    title = f"Fit of a synthetic trace: {stream.header.format}"
+    page = booklet.bind([Plate(stream.header.format, about, figures, [])], out, title)
+    say(f"Fit, of the first {sessions:,} sessions:")
     for row in fit.table.to_pylist():
         say(
             f"  {row['of']}: mean {row['mean']:,.4g}, wanted {row['wanted_mean']:,.4g}; "
@@ -132,10 +141,12 @@ def synthesize(config: DictConfig, say: Callable[[str], None]) -> int:
 
 
 def _new_file(config: DictConfig) -> Path:
-    """What `to` names, which is not there yet."""
-    forms = (".parquet", ".jsonl", ".jsonl.gz")
-    if not isinstance(config.to, str) or not config.to.endswith(forms):
-        raise ConfigError(f"to is {config.to!r}: name a new file that ends in {', '.join(forms)}")
-    path = Path(config.to)
-    result.refuse_existing(path)
+    """What `to` names, which is not there yet, in a folder that is."""
+    if not isinstance(config.to, str):
+        raise ConfigError(f"to is {config.to!r}: name a new file, as in to=mine.parquet")
+    path = Path(config.to).expanduser()
+    if path.exists():
+        raise ConfigError(f"to is {path}, which exists and is not overwritten: name a new file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"to is {path}: there is no folder {path.parent}; make it first")
     return path

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,8 @@ HIT_EDGES = (0.0, 0.90, 0.95, 0.97, 0.98, 0.99, 0.995, 1.0)
 edges are the published ones, the inner ones ours."""
 
 HIT_LABELS = ("0-90%", "90-95%", "95-97%", "97-98%", "98-99%", "99-99.5%", "99.5-100%")
+_SUM_WITHIN = 1e-6
+"""How far from 1 shares may add up."""
 
 QUANTILES = (0.50, 0.90, 0.99)
 
@@ -185,6 +188,23 @@ def nearest_rank(values: NDArray[np.float64], q: float) -> float:
         raise ValueError("a NaN has no rank: leave out what was not measured, +inf for a failure")
     rank = max(1, math.ceil(q * len(values) - 1e-9))
     return float(np.partition(values, rank - 1)[rank - 1])
+
+
+def hit_shares(name: str, given: Any) -> NDArray[np.float64]:
+    """Shares of requests in each of `HIT_LABELS`, as somebody gave them for the setting `name`.
+
+    They sum to 1, to the last digits. Raises `ConfigError` unless seven numbers are given that do.
+    """
+    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != len(HIT_LABELS):
+        raise ConfigError(
+            f"{name} is {given!r}: give {len(HIT_LABELS)} shares, of {', '.join(HIT_LABELS)}"
+        )
+    for label, share in zip(HIT_LABELS, given, strict=True):
+        number(f"{name}, of {label},", share, least=0, most=1)
+    shares: NDArray[np.float64] = np.array(given, np.float64)
+    if abs(shares.sum() - 1) > _SUM_WITHIN:
+        raise ConfigError(f"{name} is {given!r}, which sum to {shares.sum():g}: make it 1")
+    return shares
 
 
 def hit_bin(rates: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -61,9 +61,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def _exists(path: Path) -> ConfigError:
-    return ConfigError(
-        f"{path} exists, and a run is never overwritten. Choose another folder (out)"
-    )
+    return ConfigError(f"{path} exists, and is never overwritten. Choose another folder (out)")
 
 
 def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:

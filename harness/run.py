@@ -71,10 +71,12 @@ def load_trace(config: DictConfig) -> Trace:
 
 def headline(trace: Trace) -> str:
     """One line for a person."""
+    size = f"Trace {trace.header.format}: {len(trace):,} requests in {trace.sessions:,} sessions"
+    if trace.header.prefix_data == "absent":
+        return f"{size}; no prefix data, so no hit rates"
     ideal = trace.ideal_hit_rates
     return (
-        f"Trace {trace.header.format}: {len(trace):,} requests in {trace.sessions:,} sessions; "
-        f"ideal hit rate {ideal.mean():.1%} mean, "
+        f"{size}; ideal hit rate {ideal.mean():.1%} mean, "
         f"{trace.ideal_hit_token_weighted:.1%} token-weighted, "
         f"{(ideal > metrics.HIT_EDGES[2]).mean():.1%} of requests above 95%"
     )

@@ -84,12 +84,13 @@ class Header:
     licence: str
     session_starts: Literal["recorded", "unknown"] = "recorded"
     """`unknown`: the source does not say when one session began relative to another."""
-    prefix_data: Literal["recorded", "generated", "synthesised"] = "recorded"
-    """`generated`: the whole trace is. `synthesised`: the source has no prefix data, blocks were
-    made up for it, and no claim about hit rates can rest on them."""
+    prefix_data: Literal["recorded", "generated", "absent"] = "recorded"
+    """`generated`: what prompts share was drawn, as the whole trace may be. `absent`: nobody knows
+    what they share, so they share nothing, and no claim about hit rates can rest on them."""
     sources: tuple[Source, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
-    """What was dropped, clamped or estimated, by name, with how many turns it touched."""
+    """What was dropped, clamped or estimated, by name, with how many turns it touched; where the
+    name begins with `hit_tokens`, how many tokens."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """What a generator or a transform was given; JSON-able."""
 
@@ -190,7 +191,7 @@ class Trace:
 
     @cached_property
     def blocks(self) -> int:
-        """How many distinct blocks: ids are below this."""
+        """Block ids are below this; how many there are, where no number is left out."""
         _, starts, lengths = self._run_columns
         return int((starts + lengths).max()) if len(starts) else 0
 

@@ -7,9 +7,14 @@ named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -18,7 +23,7 @@ from harness.run import headline
 from harness.trace import Trace
 from traces.faults import PLACES_KEPT, Faults, Kind, gathering
 from traces.rows import runs
-from traces.source import locate
+from traces.source import listing, locate, open_bytes
 
 Read = Callable[[], Trace]
 Say = Callable[[str], None]
@@ -29,25 +34,42 @@ TRIED = 20
 _KINDS_SHOWN = 20
 _FITS = 0.5
 """A reader that met `TRIED` faults still fits where at most so many of the rows were at fault."""
+_NEAREST = 3
+"""So many different complaints are told of the readers that do not fit."""
+_HEAD = 65_536
+"""Bytes in which a file's names are looked for."""
 _LONG_DELAY_S = 3600
 _LONG_PROMPT = 131_072
 """The context of many models, in tokens."""
+_DENSE_PER_S = 300
+"""More sessions do not start in a second, on average: a service of that size has no such trace."""
+_DENSE_SESSIONS = 100
+"""So many are needed for an average."""
 
 
-def check(readers: Mapping[str, Read], path: str | None, say: Say) -> int:
+def check(
+    readers: Mapping[str, Read],
+    path: str | None,
+    say: Say,
+    *,
+    untried: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> int:
     """Tell what is wrong, or what to know. Returns the exit code.
 
     `readers` are the ways to read it, by name: more than one to find out which fits the file at
-    `path`. Raises `ConfigError` where none does, and `TraceError` where there is no such file.
+    `path`; `untried` those that cannot be tried, with the settings that they lack. Raises
+    `ConfigError` where none fits, and `TraceError` where there is no such file, or one that is no
+    text to any of them.
     """
     if path is None:
         ((name, read),) = readers.items()
         attempt = _attempt(name, read)
     else:
-        attempt = _recognised(readers, path)
+        attempt = _recognised(readers, path, untried)
         say(f"Read as {attempt.name}; trace=NAME chooses another reader")
     if attempt.trace is None:
         _tell(attempt.faults, say)
+        say("What reading changes, and what to know before a replay, is told once these are mended")
         return EXIT_BAD_INPUT
     say(f"{headline(attempt.trace)}\nNo faults.")
     _list("Changed on reading:", _changes(attempt.trace), say)
@@ -84,14 +106,10 @@ class _Attempt:
     def fits(self) -> bool:
         return self.share <= _FITS or (self.share < 1 and not self.faults.full)
 
-    def __str__(self) -> str:
-        if self.refused is not None:
-            return f"{self.name}: {self.refused}"
-        if not self.faults.kinds:
-            return f"{self.name}: no faults"
-        first = next(iter(self.faults.kinds.values())).first
-        found = _counted(self.faults.count, "fault") + _in_rows(self.faults)
-        return f"{self.name}: {found}, the first: {_place(first)}{first.problem}"
+    @property
+    def first(self) -> HarnessError:
+        """Why it does not fit."""
+        return self.refused or next(iter(self.faults.kinds.values())).first
 
 
 def _attempt(name: str, read: Read, most: int | None = None) -> _Attempt:
@@ -101,7 +119,9 @@ def _attempt(name: str, read: Read, most: int | None = None) -> _Attempt:
     return _Attempt(name, faults, None if faults.count else trace)
 
 
-def _recognised(readers: Mapping[str, Read], path: str) -> _Attempt:
+def _recognised(
+    readers: Mapping[str, Read], path: str, untried: Mapping[str, Collection[str]]
+) -> _Attempt:
     """The attempt with the reader that fits best, without a limit of faults."""
     locate(path)
     attempts = []
@@ -115,11 +135,68 @@ def _recognised(readers: Mapping[str, Read], path: str) -> _Attempt:
     best = [each for each in fitting if each.share == fitting[0].share]
     if len(best) == 1:
         return _attempt(best[0].name, readers[best[0].name]) if best[0].faults.full else best[0]
-    how = (
-        f"{' and '.join(each.name for each in best)} fit equally well" if best else "no reader fits"
-    )
-    tried = "".join(f"\n  {each}" for each in attempts)
-    raise ConfigError(f"{path}: {how}: choose one with trace=NAME. Tried:{tried}")
+    if best:
+        names = " and ".join(each.name for each in best)
+        raise ConfigError(f"{path}: {names} fit equally well: choose one with trace=NAME")
+    if len({str(each.first) for each in attempts}) == 1:
+        raise attempts[0].first  # of the file, whatever it is to hold
+    raise _unrecognised(path, attempts, untried)
+
+
+def _unrecognised(
+    path: str, attempts: list[_Attempt], untried: Mapping[str, Collection[str]]
+) -> ConfigError:
+    """What the readers say that came nearest, and which were not tried."""
+    names = _names(path)
+
+    def distance(each: _Attempt) -> tuple[float, ...]:
+        """Few faults, asking for names that the file has, at a field, and having seen rows."""
+        do, field = (
+            (each.first.do, each.first.field) if isinstance(each.first, TraceError) else ("", None)
+        )
+        known = sum(re.search(rf"\b{re.escape(name)}\b", do) is not None for name in names)
+        return each.share, -known, field is None, -each.faults.rows
+
+    complaints: dict[str, list[str]] = {}
+    for each in sorted(attempts, key=distance):
+        complaints.setdefault(_complaint(each.first), []).append(each.name)
+    lines = [f"{path}: no reader fits: choose one with trace=NAME. The nearest:"]
+    lines += [f"  {listing(who)}: {what}" for what, who in islice(complaints.items(), _NEAREST)]
+    lines += [
+        f"Not tried: {name}, which needs {', '.join(lacks)}" for name, lacks in untried.items()
+    ]
+    lines += [advice for signs, advice in _SIGNS if names.issuperset(signs)]
+    return ConfigError("\n".join(dict.fromkeys(lines)))
+
+
+_CHAT = "This looks like a chat log: give trace=sharegpt trace.tokenizer=tokenizer.json"
+_SESSIONS = (
+    "Mooncake's rows with a session_id need trace=mooncake, and trace.turns=whole where a row is "
+    "the whole prompt, or trace.turns=added where it is what the turn adds"
+)
+_SIGNS = (
+    (("conversations",), _CHAT),
+    (("messages",), _CHAT),
+    (("session_id", "hash_ids"), _SESSIONS),
+)
+"""Names by which a file is known that needs more settings than its path."""
+
+
+def _names(path: str) -> set[str]:
+    """The names of JSON's fields, or of CSV's columns, that a file begins with."""
+    file = locate(path)
+    if file.is_dir():
+        return set()
+    head = ""
+    with suppress(OSError, EOFError, zlib.error), open_bytes(file) as stream:
+        head = stream.read(_HEAD).decode(errors="replace")
+    header = head.partition("\n")[0].split(",")
+    return {*re.findall(r'"(\w+)"\s*:', head)} or {each.strip('" \r') for each in header}
+
+
+def _complaint(error: HarnessError) -> str:
+    """What is wrong, without the path that all begin with."""
+    return f"{_place(error)}{error.problem}" if isinstance(error, TraceError) else str(error)
 
 
 # ---- faults
@@ -182,7 +259,7 @@ def _changes(trace: Trace) -> Iterator[str]:
 def _cautions(trace: Trace) -> Iterator[str]:
     """What may make a replay other than expected."""
     header = trace.header
-    if header.prefix_data == "synthesised":
+    if header.prefix_data == "absent":
         yield "No prefix data: no prompt shares anything, and no hit rate can rest on it"
     else:
         yield from _missing_blocks(trace)
@@ -222,10 +299,18 @@ def _missing_blocks(trace: Trace) -> Iterator[str]:
 
 
 def _clock(trace: Trace) -> Iterator[str]:
-    """A coarse clock lets sessions start in bursts that there never were."""
+    """Times in a wrong unit, and a clock so coarse that it makes bursts that there never were."""
     arrivals_s = trace.column("arrival_s")
     times_s, starts = np.unique(arrivals_s[~np.isnan(arrivals_s)], return_counts=True)
     sessions = int(starts.sum())
+    span_s = float(np.ptp(times_s))
+    if sessions >= _DENSE_SESSIONS and sessions > _DENSE_PER_S * span_s > 0:
+        yield (
+            f"{sessions:,} sessions start within {span_s:.3g} s, {sessions / span_s:,.0f} a "
+            "second: where the times are of a larger unit, such as s for ms, "
+            "transform=[scale_time] transform.scale_time.factor=1000 mends them"
+        )
+        return
     if sessions < 2 * len(times_s):
         return
     if len(times_s) == 1:
@@ -254,6 +339,9 @@ MEANINGS = {
     "failed_request_dropped": "a request without an answer; trace.failures=keep keeps them",
     "session_id_not_used": "a session's name, without prefixes to replay it by",
     "total_tokens_is_not_the_sum": "Total tokens is another number; it is not used",
+    # Of transforms, whose numbers are in their names where they have any.
+    "turns_without_prefix_data": "merged from a trace that has none; each counts as new",
+    "hit_tokens_lost_with_left_out_turns": "tokens, hit on what only turns left out had used",
     # Of sessions.
     "added_made_whole": "a turn that adds to those before it, made into a whole prompt",
     "delay_absent_taken_as_0": "neither a delay nor a time",

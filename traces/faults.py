@@ -30,7 +30,7 @@ KINDS_KEPT = 1000
 
 @dataclass
 class Kind:
-    """Faults that one mending would end: of one file, one field, and with one advice."""
+    """Faults that one mending would end: of one file and field, with one problem and advice."""
 
     first: TraceError
     count: int = 0
@@ -45,7 +45,7 @@ class Faults:
     """What was found wrong, by kind, in the order met."""
 
     def __init__(self, most: int | None = None) -> None:
-        self.kinds: dict[tuple[str, str, str], Kind] = {}
+        self.kinds: dict[tuple[str, ...], Kind] = {}
         """The first `KINDS_KEPT`."""
         self.count = 0
         """How many faults, of any kind."""
@@ -58,7 +58,12 @@ class Faults:
     def add(self, error: TraceError, rows: int = 1, lines: Iterable[int] = ()) -> None:
         """Note a fault of so many rows. Ends the reading when there are too many."""
         self.count += rows
-        key = (str(error.path or ""), _pattern(error.field or ""), _pattern(error.do))
+        key = (
+            str(error.path or ""),
+            _pattern(error.field or ""),
+            _problem(error.problem),
+            _pattern(error.do),
+        )
         kind = self.kinds.get(key)
         if kind is None and len(self.kinds) < KINDS_KEPT:
             # Each holds the frames it came through, and so their rows.
@@ -81,6 +86,23 @@ def _note(kind: Kind, error: TraceError, rows: int, lines: Iterable[int]) -> Non
         if len(kind.lines) == PLACES_KEPT:
             break
         kind.lines.append(line)
+
+
+_VALUES = re.compile(
+    r"""(?: (?: (?<!\w)'(?:\\.|[^'\\])*' | (?<!\w)"(?:\\.|[^"\\])*"  # in quotes
+              | (?<!\w)['"].{38,40}                                # the same, shortened
+              | \b(?:null|true|false)\b
+              | (?<![\w.+-])[\w.+-]*[0-9][\w.+-]*                  # a number, a time, an id
+            ) [][,\s]* )+""",
+    re.VERBOSE | re.DOTALL,
+)
+_CHAIN = re.compile(r"(N (?:\w+ ){1,2})\1+")
+"""A cycle, which is as long as it is: `N for N for N`."""
+
+
+def _problem(text: str) -> str:
+    """What a problem says of its kind, and not of one row."""
+    return _CHAIN.sub(r"\1", _VALUES.sub("N ", text))
 
 
 def _pattern(text: str) -> str:

@@ -55,7 +55,7 @@ def read(path: Path | str, tokenizer: Path | str, block_tokens: int = 16) -> Tra
     """
     whole("trace.block_tokens", block_tokens, least=1)
     path = locate_file(path)
-    tokens = _Tokens(locate_file(tokenizer), block_tokens)
+    tokens = _Tokens(_located(tokenizer), block_tokens)
     header = Header(
         format="sharegpt",
         block_tokens=block_tokens,
@@ -73,6 +73,21 @@ def read(path: Path | str, tokenizer: Path | str, block_tokens: int = 16) -> Tra
             _add(row, number, tokens, builder)
     require_sound(path)
     return builder.build()
+
+
+def _located(tokenizer: Path | str) -> Path:
+    """The tokenizer's file. Raises `ConfigError` where there is none."""
+    try:
+        return locate_file(tokenizer)
+    except TraceError as error:
+        raise _unusable(tokenizer, error.problem) from error
+
+
+def _unusable(tokenizer: Path | str, problem: object) -> ConfigError:
+    return ConfigError(
+        f"trace.tokenizer is {tokenizer}, which is not usable ({problem}): give a model's "
+        "tokenizer.json, a file on this machine"
+    )
 
 
 def _add(row: Row, number: int, tokens: _Tokens, builder: TraceBuilder) -> None:
@@ -202,7 +217,7 @@ class _Tokens:
         try:
             self._tokenizer: Any = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:
-            raise self._unusable(error) from error
+            raise _unusable(self._path, error) from error
         # A file may say that texts are to be cut to a length, or filled up to it.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -216,7 +231,7 @@ class _Tokens:
             encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as error:
             # Such as a word that is unknown, where the vocabulary has no token for that.
-            raise self._unusable(error) from error
+            raise _unusable(self._path, error) from error
         ids = [np.array(each.ids, "<u4") for each in encoded]
         data = np.concatenate(ids).tobytes()
         size = 4 * self.block_tokens
@@ -226,12 +241,6 @@ class _Tokens:
             digest = blake2b(digest + data[end - size : end], digest_size=8).digest()
             blocks.append(int.from_bytes(digest, "little"))
         return [len(each) for each in ids], blocks
-
-    def _unusable(self, error: Exception) -> ConfigError:
-        return ConfigError(
-            f"trace.tokenizer is {self._path}, which is not usable ({error}): "
-            "give a model's tokenizer.json"
-        )
 
 
 # ---- files

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from harness.errors import TraceError
+from harness.errors import ConfigError, TraceError
 from harness.trace import MAX_TOKENS
 from traces.faults import gathered, require_sound, seen, spared
 
@@ -35,6 +35,8 @@ _SHOWN = 40
 """Characters of a value that a message shows."""
 
 _GZIP = b"\x1f\x8b"
+_HEAD = 1024
+"""Bytes by which a file that is no text is known."""
 _UTF8_BOM = b"\xef\xbb\xbf"
 _LFS = b"version https://git-lfs"
 _FOREIGN = {
@@ -53,6 +55,8 @@ _FOREIGN = {
 
 def locate(path: Path | str) -> Path:
     """The path, which exists; `~` is the home folder. A missing one names its neighbours."""
+    if not isinstance(path, str | Path):
+        raise ConfigError(f"{path!r} is no path: name a file, in quotes where it is a number")
     path = Path(path).expanduser()
     try:
         if path.exists():
@@ -161,7 +165,7 @@ def _open_text(path: Path) -> Any:
     """The same after any byte-order mark; refuses what is not text."""
     stream = open_bytes(path)
     try:
-        head = stream.read(len(_LFS))
+        head = stream.read(_HEAD)
         _refuse_foreign(head, path)
         stream.seek(len(_UTF8_BOM) if head.startswith(_UTF8_BOM) else 0)
     except BaseException:
@@ -171,13 +175,16 @@ def _open_text(path: Path) -> Any:
 
 
 def _refuse_foreign(head: bytes, path: Path) -> None:
-    if head == _LFS:
+    if head.startswith(_LFS):
         raise TraceError(
             "a Git LFS pointer, not the file itself", do="run `git lfs pull` there", path=path
         )
     for magic, (what, do) in _FOREIGN.items():
         if head.startswith(magic):
             raise TraceError(f"{what}, where UTF-8 text is wanted", do=do, path=path)
+    if b"\0" in head:
+        do = "unpack it if it is an archive, else export it as text"
+        raise TraceError("binary data, where UTF-8 text is wanted", do=do, path=path)
 
 
 def _decode(raw: bytes, path: Path, number: int) -> str:

@@ -86,6 +86,8 @@ def test_a_folder_that_exists_is_refused(tmp_path: Path) -> None:
         (["backend=nonesuch"], ["nonesuch", "cross_dc", "in_dc", "pdd"]),
         (["trace=nonesuch"], ["nonesuch", "agentic", "kv_cache_tester", "mooncake"]),
         (["pacing=nonesuch"], ["nonesuch", "closed", "poisson", "recorded", "scaled"]),
+        (["transform=[nonesuch]"], ["transform=nonesuch: no such choice", "cap_delays", "shrink"]),
+        (["backend=[pdd,nonesuch]"], ["backend=nonesuch: no such choice", "cross_dc, ", "vllm"]),
         (["nonesuch=1"], ["nonesuch"]),
         (["backend.pdd.nonesuch=1"], ["nonesuch"]),
         (["+backend.pdd.nonesuch=1"], ["nonesuch"]),

@@ -20,8 +20,11 @@ from traces.faults import (
 )
 
 
-def fault(line: int | None = 1, field: str = "in", do: str = "give 0 to 9") -> TraceError:
-    return TraceError(f"bad at {line}", do=do, path=Path("a.jsonl"), line=line, field=field)
+def fault(
+    line: int | None = 1, field: str = "in", do: str = "give 0 to 9", problem: str = ""
+) -> TraceError:
+    problem = problem or f"bad at {line}"
+    return TraceError(problem, do=do, path=Path("a.jsonl"), line=line, field=field)
 
 
 def meet(error: TraceError) -> None:
@@ -38,7 +41,7 @@ def test_the_first_fault_is_raised_where_nobody_gathers() -> None:
     require_sound("a.jsonl")
 
 
-def test_faults_of_one_field_and_advice_are_one_kind() -> None:
+def test_faults_of_one_field_problem_and_advice_are_one_kind() -> None:
     with gathering() as faults:
         for line, field, do in [
             (1, "requests[0].in", "give 0 to 9"),
@@ -55,6 +58,47 @@ def test_faults_of_one_field_and_advice_are_one_kind() -> None:
     assert kinds[0].first.problem == "bad at 1"
     assert (faults.count, faults.rows, faults.full) == (4, 4, False)
     assert sound(), "a new reading begins without faults"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("'abc' is not a time", "'x\\'z y' is not a time"),
+        ('"abc" is not a string', '"it\'s" is not a string'),
+        ("5 is above what is possible", "1.5e+300 is above what is possible"),
+        ("byte 4 is not UTF-8 (0x85)", "byte 17 is not UTF-8 (0xe9)"),
+        (f"'{'a' * 39} is unknown", f"'{'b' * 39} is unknown"),
+        ('"x" is not a whole number', "null is not a whole number"),
+        ("[1, 2, 3] is no run", "[12] is no run"),
+        ("waits for itself: 'a' for 'a'", "waits for itself: 'a' for 'b' for 'c' for 'a'"),
+        ("itself: 'a' called by 'b'", "itself: 'a' called by 'b' called by 'c'"),
+        ("span 00f0 is twice", "span a7 is twice"),
+    ],
+)
+def test_problems_that_differ_in_a_value_are_one_kind(one: str, other: str) -> None:
+    with gathering() as faults:
+        for problem in (one, other):
+            with spared():
+                raise fault(problem=problem)
+    assert [kind.count for kind in faults.kinds.values()] == [2]
+
+
+def test_different_problems_of_one_field_are_kinds_of_their_own() -> None:
+    problems = ["missing", "-600 is below what is possible", '"abc" is not a whole number']
+    with gathering() as faults:
+        for problem in [
+            *problems,
+            "-7 is below what is possible",
+            "a turn's end",
+            "a turn's begin",
+        ]:
+            with spared():
+                raise fault(problem=problem)
+    told = [(kind.first.problem, kind.count) for kind in faults.kinds.values()]
+    assert told == [
+        *((problems[0], 1), (problems[1], 2), (problems[2], 1)),
+        *(("a turn's end", 1), ("a turn's begin", 1)),
+    ]
 
 
 def test_only_the_first_places_are_kept() -> None:

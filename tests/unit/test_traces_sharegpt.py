@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -300,12 +301,21 @@ def test_all_conversations_at_fault_are_gathered(tmp_path: Path, tokenizer: Path
     assert faults.count == 4
 
 
+@pytest.mark.parametrize(("name", "why"), [("gone.json", "no such file"), ("", "a folder, ")])
+def test_no_tokenizer_is_refused_by_the_name_of_its_setting(
+    tmp_path: Path, name: str, why: str
+) -> None:
+    (tmp_path / "chats.jsonl").write_text("{}")
+    place = tmp_path / name
+    words = f"trace.tokenizer is {place}, which is not usable ({why}"
+    with pytest.raises(ConfigError, match=rf"^{re.escape(words)}.*give a model's tokenizer\.json"):
+        sharegpt.read(tmp_path / "chats.jsonl", place)
+
+
 def test_another_file_than_a_tokenizer_is_refused(tmp_path: Path, read: Read) -> None:
     read(said(*TWICE))
     with pytest.raises(ConfigError, match=r"trace\.tokenizer is .*chats\.jsonl.*tokenizer\.json"):
         sharegpt.read(tmp_path / "chats.jsonl", tmp_path / "chats.jsonl")
-    with pytest.raises(TraceError, match="no such file"):
-        sharegpt.read(tmp_path / "chats.jsonl", tmp_path / "tokeniser.json")
 
 
 def test_without_the_package_the_message_is_how_to_get_it(
