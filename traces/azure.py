@@ -57,7 +57,7 @@ def read(path: Path | str) -> Trace:
         id_scope="file",
         time_unit="100 ns",
         licence="CC-BY-4.0",
-        prefix_data="synthesised",
+        prefix_data="absent",
         changes=changes,
     )
     # A date in seconds has no room for 100 ns in 64 bits; the time since the first has.

@@ -71,7 +71,7 @@ def read(path: Path | str, failures: Literal["drop", "keep"] = "drop") -> Trace:
         id_scope="file",
         time_unit="s",
         licence="CC-BY-4.0",
-        prefix_data="synthesised",
+        prefix_data="absent",
         changes=changes,
     )
     empty = np.empty(0, np.int64)

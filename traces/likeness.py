@@ -14,7 +14,8 @@ from traces import sketch
 from traces.spread import Floats, Spread
 
 _SHOWN = np.linspace(0, 1, 201)
-_GRID = (np.arange(1000) + 0.5) / 1000
+_LEAST = 1000
+"""So many places of a distribution are looked at where it has fewer values."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,13 @@ _QUANTILES = pa.schema(
 def distances(wanted: Spread, values: Floats) -> Mapping[str, Any]:
     """`wanted_mean`, `mean`, `ks` and `distance` of `compare`."""
     ranked = np.sort(values)
-    quantiles = wanted.at(_GRID)
+    places = max(_LEAST, len(ranked))
+    shares = (np.arange(places) + 0.5) / places
+    quantiles = wanted.at(shares)
     if np.all(values == np.rint(values)):
         quantiles = np.rint(quantiles)  # what is counted is drawn so
-    got = ranked[np.minimum((_GRID * len(ranked)).astype(np.int64), len(ranked) - 1)]
-    mean = float(quantiles.mean())
+    got = ranked[(shares * len(ranked)).astype(np.int64)]
+    mean = wanted.mean
     apart = float(np.abs(quantiles - got).mean())
     return {
         "wanted_mean": mean,

@@ -242,7 +242,7 @@ def read(path: Path | str, block_tokens: int = 16) -> Trace:
         licence="unknown",
         prefix_data="recorded"
         if any(any(own.parts.values()) for own in spans.values())
-        else "synthesised",
+        else "absent",
     )
     builder = TraceBuilder(header, ids_field=_MESSAGES)
     prompts = _Prompts(block_tokens)

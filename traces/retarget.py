@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.errors import ConfigError
-from harness.metrics import HIT_EDGES, HIT_LABELS, hit_bin
+from harness.metrics import HIT_EDGES, HIT_LABELS, hit_bin, hit_shares
 from harness.seed import stream
-from harness.settings import number, whole
+from harness.settings import whole
 from harness.trace import Trace
 from traces.rows import Ints, changed, named, run_columns
 
@@ -25,7 +24,6 @@ Floats = NDArray[np.float64]
 _BINS = len(HIT_LABELS)
 _NOWHERE = _BINS
 """The column of those for which no bin has room."""
-_SUM_WITHIN = 1e-6
 
 
 def retarget(trace: Trace, bins: Sequence[float], seed: int) -> Trace:
@@ -49,7 +47,7 @@ def retarget(trace: Trace, bins: Sequence[float], seed: int) -> Trace:
     greatest difference; its changes how many turns fell short (`hit_target_out_of_reach`). Raises
     `ConfigError` for bad shares.
     """
-    shares = _shares(bins)
+    shares = hit_shares("transform.retarget.bins", bins)
     whole("transform.retarget.seed", seed, least=0)
     random = stream(seed, "transform.retarget")
     prompts = _Prompts.of(trace)
@@ -76,26 +74,13 @@ def retarget(trace: Trace, bins: Sequence[float], seed: int) -> Trace:
         "greatest_difference": float(np.abs(achieved - shares).max()),
         "seed": seed,
     }
-    made = trace.header.prefix_data
     header = replace(
         trace.header,
-        prefix_data="synthesised" if made == "recorded" else made,
+        prefix_data="generated",
         parameters={**trace.header.parameters, "retarget": told},
     )
     changes = {"hits_retargeted": len(trace), "hit_target_out_of_reach": short}
     return named(trace, changed(trace.table, prompts.laid(hits)), changes, header)
-
-
-def _shares(bins: Any) -> Floats:
-    """The shares asked for, as numbers that sum to 1."""
-    setting = "transform.retarget.bins"
-    if isinstance(bins, str) or not isinstance(bins, Sequence) or len(bins) != _BINS:
-        raise ConfigError(f"{setting} is {bins!r}: give {_BINS} shares, of {', '.join(HIT_LABELS)}")
-    for label, share in zip(HIT_LABELS, bins, strict=True):
-        number(f"{setting}, of {label},", share, least=0, most=1)
-    if abs(sum(bins) - 1) > _SUM_WITHIN:
-        raise ConfigError(f"{setting} is {bins!r}, which sum to {sum(bins):g}: make it 1")
-    return np.array(bins, float)
 
 
 def _targets(shares: Floats, draws: Floats) -> tuple[Ints, Floats]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
@@ -31,12 +32,13 @@ from scipy import special, stats
 
 from harness import settings
 from harness.errors import ConfigError, TraceError
+from harness.prefix import Runs
 from harness.trace import MAX_TOKENS, Trace
 from traces.source import json_document, locate_file, read_text
 from traces.spread import Floats, Spread
-from traces.starts import Starts
+from traces.starts import MOST_TURNS, Starts, session_starts
 
-VERSION = 1
+VERSION = 2
 
 VARIABLES = ("turns", "opening", "added", "output", "delay")
 """What a line has a normal score for."""
@@ -51,6 +53,13 @@ _PARTS = 16
 """Parts that openings are divided into, where they are many."""
 _LINES = 30
 """So many lines are needed for correlations."""
+_UNSETTLED = 4
+"""One in so many lines, the first ones, tell nothing of what openings share: what is from before
+the trace began is new in it, and it is in a twin too."""
+_ANSWER_S = 1e6
+"""No answer is taken to have needed longer."""
+_DELAY_S = 1e9
+"""No delay is taken to be longer."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,9 @@ class Line:
     opening_lags: tuple[Spread, ...]
     """How many openings earlier that was last laid, of those that share any; a distribution for
     each of as many equal parts of them, by how many tokens they share."""
+    opening_common: Spread
+    """How many blocks an opening has in common with the one before it: what is left of its hit
+    where that would be from before the first."""
     output_tokens: Spread
     """The opening's answer."""
     delay_s: Spread
@@ -103,6 +115,8 @@ class Sketch:
     licence: str
     block_tokens: int
     partial_block: Literal["floor", "ceil"]
+    prefixes: bool
+    """Whether the trace says what prompts share: else no hit rate can rest on a twin either."""
     context_tokens: int
     """The longest prompt: a line ends before it would be passed."""
     starts: Starts | None
@@ -112,7 +126,7 @@ class Sketch:
     calling: float
     """Share of a session's own turns that call sub-agents."""
     calls: Spread
-    """How many each of them calls."""
+    """How many each of them calls, and what is called by those it calls."""
     joined: float
     """Share of sub-agents that the caller's next turn waits for."""
     nominal_s: float
@@ -132,20 +146,21 @@ def fit(trace: Trace) -> Sketch:
     lines = _Lines(trace)
     called = lines.kind(main=False)
     nominal_s, nominal_token_s = _nominal(trace)
-    calls = lines.calls
+    calls = Counter(line.caller for line in called)
     agents = [line.agent for line in called]
     return Sketch(
         source=trace.header.format,
         licence=trace.header.licence,
         block_tokens=trace.header.block_tokens,
         partial_block=trace.header.partial_block,
+        prefixes=trace.header.prefix_data != "absent",
         context_tokens=int(trace.input_tokens.max()),
         starts=Starts.fit(trace),
         main=_fit_line(trace, lines.kind(main=True)),
         called=_fit_line(trace, called) if called else None,
         calling=len(calls) / sum(len(line.rows) for line in lines.kind(main=True)),
-        calls=Spread.fit(np.array(calls or [1], np.float64)),
-        joined=lines.joined / len(called) if called else 0.0,
+        calls=Spread.fit(np.array([*calls.values()] or [1], np.float64).clip(max=MOST_TURNS)),
+        joined=sum(line.joined for line in called) / len(called) if called else 0.0,
         nominal_s=nominal_s,
         nominal_token_s=nominal_token_s,
         agent=Counter(agents).most_common(1)[0][0] if agents else "main",
@@ -153,21 +168,31 @@ def fit(trace: Trace) -> Sketch:
     )
 
 
-def samples(trace: Trace) -> dict[str, Floats]:
-    """What two traces are compared by: values over requests (of `turns`, over sessions), by name.
+SAMPLES = (
+    *("input_tokens", "output_tokens", "new_tokens", "ideal_hit_rate", "turns"),
+    *("delay_s", "start_gap_s"),
+)
 
-    Empty where there are none.
+
+def samples(trace: Trace) -> dict[str, Floats]:
+    """What two traces are compared by: values over requests, by the names of `SAMPLES`.
+
+    `turns` are over sessions, and `start_gap_s` is from one session's start to the next one's.
+    Empty where there are none; what is hit, where the trace does not say what prompts share.
     """
     delays = trace.column("delay_s")
     inputs = trace.input_tokens.astype(np.float64)
-    return {
-        "input_tokens": inputs,
-        "output_tokens": trace.output_tokens.astype(np.float64),
-        "new_tokens": inputs - trace.ideal_hit_tokens,
-        "ideal_hit_rate": trace.ideal_hit_rates,
-        "turns": np.bincount(trace.session).astype(np.float64),
-        "delay_s": delays[~np.isnan(delays)],
-    }
+    told = slice(0 if trace.header.prefix_data == "absent" else None)
+    values = (
+        inputs,
+        trace.output_tokens.astype(np.float64),
+        (inputs - trace.ideal_hit_tokens)[told],
+        trace.ideal_hit_rates[told],
+        np.bincount(trace.session).astype(np.float64),
+        delays[~np.isnan(delays)],
+        np.diff(session_starts(trace)),
+    )
+    return dict(zip(SAMPLES, values, strict=True))
 
 
 @dataclass(slots=True)
@@ -177,6 +202,10 @@ class _Found:
     main: bool
     agent: str
     rows: list[int]
+    caller: int
+    """The row of a session's own line that called it, or called what called it; its own if that."""
+    joined: bool = False
+    """Whether a turn of another line waits for its end."""
     lag: float = 0.0
     """Of the opening: how many openings ago its hit was last laid; 0 without one."""
     wait_s: float = 0.0
@@ -187,14 +216,12 @@ class _Lines:
 
     def __init__(self, trace: Trace) -> None:
         self.lines: list[_Found] = []
-        self.joined = 0
         offsets, parents = trace.parents()
         agents = trace.table.column("agent").to_pylist()
         sessions = trace.session.tolist()
         delays, recorded = trace.column("delay_s"), trace.column("recorded_s")
         of_row: list[_Found] = []
         first: dict[int, _Found] = {}
-        calls: dict[int, int] = defaultdict(int)
         for row, session in enumerate(sessions):
             waits = parents[offsets[row] : offsets[row + 1]].tolist()
             ends = [each for each in waits if each < row and of_row[each].rows[-1] == each]
@@ -202,19 +229,19 @@ class _Lines:
             if before:
                 line = of_row[max(before, key=lambda each: len(of_row[each].rows))]
                 line.rows.append(row)
-                self.joined += sum(not of_row[e].main and of_row[e] is not line for e in ends)
+                for end in ends:
+                    of_row[end].joined |= of_row[end] is not line
             else:
-                line = _Found(session not in first, agents[row], [row])
+                line = _Found(session not in first, agents[row], [row], row)
                 self.lines.append(line)
                 if line.main:
                     first[session] = line
                 else:
-                    caller = next((e for e in reversed(waits) if e < row), first[session].rows[0])
-                    calls[caller] += 1
-                    since_s = recorded[row] - recorded[first[session].rows[0]]
-                    line.wait_s = float(delays[row] if waits else since_s)
+                    opening = first[session].rows[0]
+                    caller = next((each for each in reversed(waits) if each < row), opening)
+                    line.caller = caller if of_row[caller].main else of_row[caller].caller
+                    line.wait_s = float(delays[row] if waits else recorded[row] - recorded[opening])
             of_row.append(line)
-        self.calls = [*calls.values()]
         for main in (True, False):
             _set_lags(trace, self.kind(main=main))
 
@@ -248,9 +275,10 @@ def _fit_line(trace: Trace, lines: Sequence[_Found]) -> Line:
     inputs = trace.input_tokens.astype(np.float64)
     outputs = trace.output_tokens.astype(np.float64)
     opening = np.array([line.rows[0] for line in lines])
-    lags = np.array([line.lag for line in lines])
+    settled = opening[len(lines) // _UNSETTLED :]
+    lags = np.array([line.lag for line in lines[len(lines) // _UNSETTLED :]])
     later = _Later.of(trace, lines)
-    turns = np.array([len(line.rows) for line in lines], np.float64)
+    turns = np.array([len(line.rows) for line in lines], np.float64).clip(max=MOST_TURNS)
     scores = {
         "turns": _scores(turns),
         "opening": _scores(inputs[opening]),
@@ -259,10 +287,11 @@ def _fit_line(trace: Trace, lines: Sequence[_Found]) -> Line:
     return Line(
         turns=Spread.fit(turns),
         opening_tokens=Spread.fit(inputs[opening]),
-        opening_hits=_opening_hits(trace, opening),
-        opening_lags=_opening_lags(lags, trace.ideal_hit_tokens[opening]),
+        opening_hits=_opening_hits(trace, settled),
+        opening_lags=_opening_lags(lags, trace.ideal_hit_tokens[settled]),
+        opening_common=Spread.fit(_common(trace, opening)),
         output_tokens=Spread.fit(outputs[opening]),
-        delay_s=Spread.fit(np.array([line.wait_s for line in lines])),
+        delay_s=Spread.fit(np.array([line.wait_s for line in lines]).clip(max=_DELAY_S)),
         phases=_phases(later),
         within=within,
         correlation=_correlation(scores, means, trust),
@@ -283,6 +312,23 @@ def _opening_lags(lags: Floats, hits: NDArray[np.int32]) -> tuple[Spread, ...]:
     """By the length of the hit: a system's prompt was there a moment ago, a long talk was not."""
     known = lags > 0
     return _by_rank(lags[known], hits[known]) if known.any() else (Spread.fit(np.ones(1)),)
+
+
+def _common(trace: Trace, opening: NDArray[np.int64]) -> Floats:
+    """Blocks that each opening but the first has in common with the one before; 0 for one alone."""
+    prompts = [trace.runs(row) for row in opening.tolist()]
+    blocks = [_shared(one, other) for one, other in pairwise(prompts)]
+    return np.array(blocks or [0], np.float64)
+
+
+def _shared(one: Runs, other: Runs) -> int:
+    """How many blocks two prompts share."""
+    shared = 0
+    for (start, length), (start_, length_) in zip(one, other, strict=False):
+        shared += min(length, length_) if start == start_ else 0
+        if (start, length) != (start_, length_):
+            break
+    return shared
 
 
 def _by_rank(values: Floats, by: NDArray[Any]) -> tuple[Spread, ...]:
@@ -317,7 +363,7 @@ class _Later:
         block = trace.header.block_tokens
         hits = trace.ideal_hit_tokens[rows] // block
         whole = inputs[last] // block
-        delays = np.nan_to_num(trace.column("delay_s")[rows])
+        delays = np.nan_to_num(trace.column("delay_s")[rows]).clip(max=_DELAY_S)
         return cls(
             line=np.array(number, np.int64),
             turn=np.array(turn, np.int64),
@@ -459,7 +505,8 @@ def _nominal(trace: Trace) -> tuple[float, float]:
         return 2.0, 0.017
     before = parents[offsets[single]]
     recorded = trace.column("recorded_s")
-    took = (recorded[single] - recorded[before] - trace.column("delay_s")[single]).clip(min=0)
+    took = recorded[single] - recorded[before] - trace.column("delay_s")[single]
+    took = took.clip(0, _ANSWER_S)
     outputs = trace.output_tokens[before]
     short = outputs <= np.median(outputs)
     base = float(np.median(took[short]))
@@ -489,22 +536,24 @@ def _plain(value: Any) -> Any:
 
 def load(path: str | Path) -> Sketch:
     """Read a sketch, such as `relaybench trace profile` leaves. Raises `TraceError`."""
-    path = locate_file(path)
-    row = json_document(read_text(path), path)
+    try:
+        path = locate_file(path)
+        row = json_document(read_text(path), path)
+    except TraceError as error:
+        raise _refused(error.problem, path) from error
     if row.values.pop("relaybench_sketch", None) != VERSION:
-        raise row.error(
-            f"not a sketch of version {VERSION}",
-            "name the sketch.json that relaybench trace profile makes",
-            "relaybench_sketch",
-        )
+        raise _refused(f"not a sketch of version {VERSION}", path)
     try:
         return _parsed(row.values)
-    except (ConfigError, TypeError, KeyError, ValueError, AttributeError) as error:
-        raise TraceError(
-            f"a sketch that cannot be understood ({error!r})",
-            do="make it again with relaybench trace profile",
-            path=path,
-        ) from error
+    except ConfigError as error:
+        raise _refused(f"a sketch that cannot be drawn from: {error}", path) from error
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
+        raise _refused(f"a sketch that cannot be understood ({error!r})", path) from error
+
+
+def _refused(problem: str, path: str | Path) -> TraceError:
+    do = "give as trace.sketch the sketch.json that relaybench trace profile makes"
+    return TraceError(problem, do=do, path=path)
 
 
 def _parsed(values: Mapping[str, Any]) -> Sketch:
@@ -513,10 +562,10 @@ def _parsed(values: Mapping[str, Any]) -> Sketch:
         **{
             **values,
             "starts": None if starts is None else Starts.of("starts", **starts),
-            "main": _line(values["main"]),
-            "called": None if called is None else _line(called),
-            "calls": Spread.of(values["calls"], "calls"),
-            "like": {name: Spread.of(each, name) for name, each in values["like"].items()},
+            "main": _line("main", values["main"]),
+            "called": None if called is None else _line("called", called),
+            "calls": _spread(values, "calls", 1, MOST_TURNS),
+            "like": {name: Spread.of(it, f"like.{name}") for name, it in values["like"].items()},
         }
     )
     settings.whole("block_tokens", made.block_tokens, least=1, most=MAX_TOKENS)
@@ -524,31 +573,62 @@ def _parsed(values: Mapping[str, Any]) -> Sketch:
     for name in ("calling", "joined"):
         settings.number(name, getattr(made, name), least=0, most=1)
     for name in ("nominal_s", "nominal_token_s"):
-        settings.number(name, getattr(made, name), least=0, most=1e6)
+        settings.number(name, getattr(made, name), least=0, most=_ANSWER_S)
     for name in ("source", "licence", "agent"):
         if not isinstance(getattr(made, name), str):
             raise ConfigError(f"{name} is no text")
+    if odd := set(made.like) - set(SAMPLES):
+        raise ConfigError(f"like.{min(odd)} is unknown: give {', '.join(SAMPLES)}")
+    if not isinstance(made.prefixes, bool):
+        raise ConfigError(f"prefixes is {made.prefixes!r}: give true or false")
+    if made.partial_block not in {"floor", "ceil"}:
+        raise ConfigError(f"partial_block is {made.partial_block!r}: give floor or ceil")
     return made
 
 
-def _line(values: Mapping[str, Any]) -> Line:
-    spreads = ("turns", "opening_tokens", "output_tokens", "delay_s")
-    matrix = np.array(values["correlation"], np.float64)
-    if matrix.shape != (len(VARIABLES),) * 2 or np.linalg.eigvalsh(matrix).min() <= 0:
-        raise ConfigError("correlation is no matrix of correlations")
+def _spread(values: Mapping[str, Any], name: str, least: float, most: float) -> Spread:
+    return Spread.of(values[name], name, least=least, most=most)
+
+
+def _spreads(values: Mapping[str, Any], name: str, most: float) -> tuple[Spread, ...]:
+    if not isinstance(values[name], list) or not values[name]:
+        raise ConfigError(f"{name} is {values[name]!r:.40}: give a list of distributions")
+    return tuple(Spread.of(each, name, most=most) for each in values[name])
+
+
+def _line(kind: str, values: Mapping[str, Any]) -> Line:
+    try:
+        matrix = np.array(values["correlation"], np.float64)
+    except ValueError:
+        matrix = np.empty(0)
+    size = len(VARIABLES)
+    if (
+        matrix.shape != (size, size)
+        or not np.allclose(matrix, matrix.T)
+        or not np.allclose(np.diag(matrix), 1)
+        or np.linalg.eigvalsh(matrix).min() <= 0
+    ):
+        raise ConfigError(f"{kind}.correlation is no matrix of correlations of {size} variables")
     if len(values["within"]) != len(WITHIN):
-        raise ConfigError(f"within has no {len(WITHIN)} shares")
-    for share in (*values["within"], abs(values["answer_in_added"])):
-        settings.number("within", share, least=0, most=1)
+        raise ConfigError(f"{kind}.within has no {len(WITHIN)} shares")
+    for share in values["within"]:
+        settings.number(f"{kind}.within", share, least=0, most=1)
+    settings.number(f"{kind}.answer_in_added", values["answer_in_added"], least=-1, most=1)
+    phases = tuple(_phase_of(each) for each in values["phases"])
+    begins = [phase.from_turn for phase in phases]
+    if begins and (begins[0] != 1 or begins != sorted(set(begins))):
+        raise ConfigError(f"{kind}.phases begin at turns {begins}: begin at 1 and go up")
     return Line(
         **{
             **values,
-            **{name: Spread.of(values[name], name) for name in spreads},
-            **{
-                name: tuple(Spread.of(each, name) for each in values[name])
-                for name in ("opening_hits", "opening_lags")
-            },
-            "phases": tuple(_phase_of(each) for each in values["phases"]),
+            "turns": _spread(values, "turns", 1, MOST_TURNS),
+            "opening_tokens": _spread(values, "opening_tokens", 1, MAX_TOKENS),
+            "opening_hits": _spreads(values, "opening_hits", 1),
+            "opening_lags": _spreads(values, "opening_lags", MAX_TOKENS),
+            "opening_common": _spread(values, "opening_common", 0, MAX_TOKENS),
+            "output_tokens": _spread(values, "output_tokens", 1, MAX_TOKENS),
+            "delay_s": _spread(values, "delay_s", 0, _DELAY_S),
+            "phases": phases,
             "within": tuple(values["within"]),
             "correlation": tuple(map(tuple, values["correlation"])),
         }
@@ -556,7 +636,15 @@ def _line(values: Mapping[str, Any]) -> Line:
 
 
 def _phase_of(values: Mapping[str, Any]) -> Phase:
-    spreads = ("added_tokens", "output_tokens", "delay_s", "kept", "ratio")
     settings.whole("from_turn", values["from_turn"], least=1)
     settings.number("broken", values["broken"], least=0, most=1)
-    return Phase(**{**values, **{name: Spread.of(values[name], name) for name in spreads}})
+    return Phase(
+        **{
+            **values,
+            "added_tokens": _spread(values, "added_tokens", 1, MAX_TOKENS),
+            "output_tokens": _spread(values, "output_tokens", 1, MAX_TOKENS),
+            "delay_s": _spread(values, "delay_s", 0, _DELAY_S),
+            "kept": _spread(values, "kept", 0, 1),
+            "ratio": _spread(values, "ratio", 0, MAX_TOKENS),
+        }
+    )

@@ -17,14 +17,30 @@ from harness.trace import Trace
 Floats = NDArray[np.float64]
 
 DAY_S = 86_400.0
+_SLOWEST, _FASTEST = 1e-9, 1e9
+"""Starts a second."""
 _PARTS = 24
 _ENOUGH = 40
 """Session starts a part of the day must have in the mean before a profile is fitted."""
+_IN_WINDOW = 50
+"""Session starts, in the mean, in each of the windows that burstiness is fitted on."""
+_WINDOWS = 10
+"""So many of them must be there."""
 
 
 CHUNK = 1024
-"""Sessions drawn from one stream of random numbers, all of them whatever is kept: so session i is
-the same whatever the number of sessions."""
+"""Sessions drawn from one stream of random numbers, at most; all of them whatever is kept, so
+session i is the same whatever the number of sessions."""
+_LEAST_CHUNK = 64
+_TURNS = 2**17
+"""About so many turns are in a chunk, at most."""
+MOST_TURNS = 1_000_000
+"""Of a session."""
+
+
+def chunk_sessions(turns: float) -> int:
+    """How many sessions of so many turns in the mean are drawn at once."""
+    return int(min(max(_TURNS / turns, _LEAST_CHUNK), CHUNK))
 
 
 class Chunk(NamedTuple):
@@ -33,11 +49,11 @@ class Chunk(NamedTuple):
     first: int
     """The number of the first."""
     starts_s: Floats
-    """Up to `CHUNK` of them."""
+    """Of those that are wanted: not all in the last chunk."""
     until_s: float
     """No session of a later chunk starts before."""
     random: np.random.Generator
-    """For whatever else is drawn for `CHUNK` sessions."""
+    """For whatever else is drawn for a whole chunk of sessions."""
 
 
 def session_starts(trace: Trace) -> Floats:
@@ -59,6 +75,8 @@ class Starts:
     profile: tuple[float, ...] = (1.0,)
     """Relative rates of the equal parts of a period: 24 numbers are hours of a day."""
     period_s: float = DAY_S
+    tick_s: float = 0.0
+    """Starts are rounded down to multiples of it, as a coarse clock tells them; 0: they are not."""
 
     @classmethod
     def of(cls, name: str, **given: Any) -> Self:
@@ -70,8 +88,9 @@ class Starts:
             starts = cls(**{**given, "profile": tuple(profile)})
         except TypeError as error:
             raise ConfigError(f"{name}: {error}") from error
-        settings.number(f"{name}.per_s", starts.per_s, above=0, most=1e9)
+        settings.number(f"{name}.per_s", starts.per_s, least=_SLOWEST, most=_FASTEST)
         settings.number(f"{name}.variation", starts.variation, least=0.01, most=100)
+        settings.number(f"{name}.tick_s", starts.tick_s, least=0, most=1e9)
         settings.number(f"{name}.period_s", starts.period_s, above=0, most=1e9)
         for rate in starts.profile:
             settings.number(f"{name}.profile", rate, least=0, most=1e9)
@@ -83,39 +102,44 @@ class Starts:
     def fit(cls, trace: Trace) -> Self | None:
         """Of a trace's session starts; None where they are not known or there is one.
 
-        The period is a day; of a trace that is shorter, its length.
+        The period is a day; of a trace that is shorter, its length. Many starts have the variation
+        of gaps with which as many fall into windows as unevenly as theirs do: their own gaps tell
+        of the clock, and of bursts within bursts. Few have that of their gaps, or 1 where only a
+        coarse clock made these.
         """
         at_s = session_starts(trace)
         if not len(at_s):
             return None
-        per_s = (len(at_s) - 1) / at_s[-1]
+        per_s = float(min(max((len(at_s) - 1) / at_s[-1], _SLOWEST), _FASTEST))
         period_s = min(DAY_S, float(at_s[-1]))
         profile: tuple[float, ...] = (1.0,)
         if len(at_s) >= _ENOUGH * _PARTS:
             profile = _profile(at_s, period_s)
+        tick_s = clock_tick_s(at_s)
         flat = cls(per_s, 1.0, profile, period_s)
-        gaps = np.diff(flat._busy(at_s))
-        variation = float(gaps.std() / gaps.mean()) if len(gaps) > 1 else 1.0
-        return cls(per_s, min(max(variation, 0.01), 100.0), profile, period_s)
+        variation = _variation(flat._busy(at_s), tick_s)
+        return cls(per_s, min(max(variation, 0.01), 100.0), profile, period_s, tick_s)
 
     def to_json(self) -> dict[str, Any]:
         """What `of` takes."""
         return asdict(self)
 
-    def chunks(self, sessions: int, stream: Sequence[int]) -> Iterator[Chunk]:
-        """So many starts, from 0 on, `CHUNK` at a time, each with random numbers of its own.
+    def chunks(self, sessions: int, stream: Sequence[int], size: int = CHUNK) -> Iterator[Chunk]:
+        """So many starts, from 0 on, `size` at a time, each with random numbers of its own.
 
         `stream` names the random numbers, beside the number of the chunk.
         """
         shape = self.variation**-2
         busy_s = zero_s = 0.0
-        for first in range(0, sessions, CHUNK):
-            random = np.random.default_rng([*stream, first // CHUNK])
-            busy = busy_s + np.cumsum(random.gamma(shape, 1 / (shape * self.per_s), CHUNK))
+        for first in range(0, sessions, size):
+            random = np.random.default_rng([*stream, first // size])
+            busy = busy_s + np.cumsum(random.gamma(shape, 1 / (shape * self.per_s), size))
             busy_s = float(busy[-1])
             at_s = self.clock(busy)
             zero_s = zero_s if first else float(at_s[0])
             at_s -= zero_s
+            if self.tick_s:
+                at_s = np.floor(at_s / self.tick_s) * self.tick_s
             yield Chunk(first, at_s[: sessions - first], float(at_s[-1]), random)
 
     def clock(self, busy_s: Floats) -> Floats:
@@ -136,6 +160,24 @@ class Starts:
         parts = np.linspace(0, self.period_s, len(self.profile) + 1)
         periods, rest = np.divmod(at_s, self.period_s)
         return periods * self.period_s + np.interp(rest, parts, self._knots())
+
+
+def clock_tick_s(at_s: Floats) -> float:
+    """How far apart the times mostly are that two starts or more share in the mean; else 0."""
+    times_s = np.unique(at_s)
+    if len(at_s) < 2 * len(times_s) or len(times_s) < 2:  # noqa: PLR2004 - as it says
+        return 0.0
+    return float(np.median(np.diff(times_s)))
+
+
+def _variation(busy_s: Floats, tick_s: float) -> float:
+    """Of gaps: by the counts in windows, whose variance over mean is its square in the long run."""
+    windows = len(busy_s) // _IN_WINDOW
+    if windows >= _WINDOWS:
+        counts = np.histogram(busy_s, windows, (0.0, busy_s[-1]))[0]
+        return float(counts.std() / np.sqrt(counts.mean()))
+    gaps = np.diff(busy_s)
+    return 1.0 if tick_s or len(gaps) < 2 else float(gaps.std() / gaps.mean())  # noqa: PLR2004
 
 
 def _profile(at_s: Floats, period_s: float) -> tuple[float, ...]:

@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 
 from harness import settings
 from harness.errors import ConfigError
-from harness.metrics import HIT_EDGES, HIT_LABELS
+from harness.metrics import HIT_EDGES, hit_shares
 from harness.stream import Stream
 from harness.trace import MAX_TOKENS, Header
 from traces.spread import Floats, Spread
-from traces.starts import CHUNK, Starts
+from traces.starts import CHUNK, MOST_TURNS, Starts, chunk_sessions
 from traces.weave import Path as Blocks
 from traces.weave import Weaver, cut, size
 
@@ -38,8 +38,10 @@ _PILOT = 4000
 """Sessions that lengths are fitted on."""
 _ROUNDS = 12
 _GRID = (np.arange(400) + 0.5) / 400
-_SUM = 1e-6
-"""How far from 1 the bins may add up."""
+_PRINTED = 1e-4
+"""So far beyond what bins can have a mean may be: it is told to four places."""
+_LONGEST_S = 1e9
+"""No delay is longer."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,7 @@ class Hits:
     @classmethod
     def of(cls, bins: Sequence[float], mean: float | None) -> Hits:
         """Raises `ConfigError` for bins that are none, and a mean that they cannot have."""
-        if len(bins) != len(HIT_LABELS):
-            raise ConfigError(
-                f"trace.hits has {len(bins)} shares: give {len(HIT_LABELS)}, for "
-                f"{', '.join(HIT_LABELS)}"
-            )
-        for share in bins:
-            settings.number("trace.hits", share, least=0, most=1)
-        if abs(sum(bins) - 1) > _SUM:
-            raise ConfigError(f"trace.hits adds up to {sum(bins):g}: give shares that add up to 1")
+        bins = hit_shares("trace.hits", bins).tolist()
         if mean is None:
             return cls(tuple(bins), 1.0)
         edges = np.array(HIT_EDGES)
@@ -69,11 +63,11 @@ class Hits:
         rest = float(np.dot(bins[1:], centres[1:]))
         most = rest + bins[0] * HIT_EDGES[1]
         settings.number("trace.mean_hit", mean, least=0, most=1)
-        if not rest <= mean <= most or (bins[0] == 0 and abs(mean - rest) > _SUM):
+        if not rest - _PRINTED <= mean <= most + _PRINTED:
             raise ConfigError(
                 f"trace.mean_hit is {mean:g}: with these bins it can be {rest:.4f} to {most:.4f}"
             )
-        lowest = (mean - rest) / bins[0] if bins[0] else 1.0
+        lowest = (mean - rest) / bins[0] if bins[0] else HIT_EDGES[1]
         return cls(tuple(bins), float(np.clip(HIT_EDGES[1] / max(lowest, 1e-9) - 1, 0, 1e6)))
 
     def at(self, shares: Floats) -> Floats:
@@ -129,14 +123,14 @@ def generate(
     settings.number("trace.nominal_s", nominal_s, least=0, most=1e6)
     settings.number("trace.nominal_token_s", nominal_token_s, least=0, most=1e6)
     spreads = {
-        "input_tokens": Spread.of(input_tokens, "trace.input_tokens"),
-        "output_tokens": Spread.of(output_tokens, "trace.output_tokens"),
-        "turns": Spread.of(turns, "trace.turns"),
-        "delay_s": Spread.of(delay_s, "trace.delay_s"),
+        name: Spread.of(given, f"trace.{name}", least=least, most=most)
+        for name, given, least, most in (
+            ("input_tokens", input_tokens, 1, MAX_TOKENS // 4),
+            ("output_tokens", output_tokens, 1, MAX_TOKENS // 4),
+            ("turns", turns, 1, MOST_TURNS),
+            ("delay_s", delay_s, 0, _LONGEST_S),
+        )
     }
-    for name, low in (("input_tokens", 1), ("output_tokens", 1), ("turns", 1)):
-        settings.number(f"trace.{name}.min", spreads[name].values[0], least=low)
-        settings.number(f"trace.{name}.max", spreads[name].values[-1], most=MAX_TOKENS / 4)
     targets = _Targets(
         hits=Hits.of(list(hits), mean_hit),
         starts=Starts.of("trace.starts", **starts),
@@ -167,7 +161,7 @@ class _Drawn:
     offsets: NDArray[np.int64]
     rate: Floats
     grown: Floats
-    """Each prompt's length over that of its session's first."""
+    """The logarithm of each prompt's length over that of its session's first."""
     carries: NDArray[np.bool_]
     """Whether it has the prompt before whole."""
     output: Floats
@@ -190,7 +184,7 @@ def _draw(targets: _Targets, sessions: int, random: np.random.Generator) -> _Dra
     carries = ~opening & (rate >= HIT_EDGES[1])
     steps = np.where(carries, -np.log(np.maximum(rate, HIT_EDGES[1])), 0.0)
     sums = np.cumsum(steps)
-    grown = np.exp(sums - np.repeat(sums[offsets[:-1]], turns))
+    grown = sums - np.repeat(sums[offsets[:-1]], turns)
     return _Drawn(
         offsets, rate, grown, carries,
         targets.output_tokens.at(_even(total, random)),
@@ -206,15 +200,16 @@ def _even(count: int, random: np.random.Generator) -> Floats:
 
 def _first_lengths(targets: _Targets, seed: int) -> Spread:
     """The distribution of first prompts with which all prompts come out as asked: a fit."""
-    drawn = _draw(targets, _PILOT, np.random.default_rng([seed, 4]))
+    sessions = int(_PILOT * chunk_sessions(targets.turns.mean) / CHUNK)
+    drawn = _draw(targets, sessions, np.random.default_rng([seed, 4]))
     turns = np.diff(drawn.offsets)
     wanted = np.log(targets.input_tokens.at(_GRID))
     longest = targets.input_tokens.values[-1]
     # As high at each share as wanted, less what sessions grow by in the mean.
-    first = wanted - np.log(drawn.grown).mean()
+    first = wanted - drawn.grown.mean()
     for _ in range(_ROUNDS):
         lengths = np.interp(drawn.score, _GRID, first)
-        every = np.minimum(np.repeat(lengths, turns) + np.log(drawn.grown), np.log(longest))
+        every = np.minimum(np.repeat(lengths, turns) + drawn.grown, np.log(longest))
         got = np.quantile(every, _GRID)
         first = np.maximum.accumulate(first + (wanted - got) / 2)
         first = np.clip(first, 0.0, np.log(longest))
@@ -226,8 +221,9 @@ def _first_lengths(targets: _Targets, seed: int) -> Spread:
 def _tables(targets: _Targets, sessions: int, seed: int) -> Iterator[pa.Table]:
     first_lengths = _first_lengths(targets, seed)
     weaver, front = Weaver(), _Front()
-    for chunk in targets.starts.chunks(sessions, (seed, 5)):
-        drawn = _draw(targets, CHUNK, chunk.random)
+    at_once = chunk_sessions(targets.turns.mean)
+    for chunk in targets.starts.chunks(sessions, (seed, 5), at_once):
+        drawn = _draw(targets, at_once, chunk.random)
         first = first_lengths.at(drawn.score).tolist()
         for number, start_s in enumerate(chunk.starts_s.tolist()):
             low, high = drawn.offsets[number : number + 2].tolist()

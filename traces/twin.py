@@ -15,7 +15,7 @@ from harness.stream import Stream
 from harness.trace import MAX_TOKENS, Header
 from traces.sketch import VARIABLES, WITHIN, Line, Sketch, load
 from traces.spread import Floats
-from traces.starts import CHUNK, Chunk, Starts
+from traces.starts import Chunk, Starts, chunk_sessions
 from traces.weave import Path as Blocks
 from traces.weave import Weaver, cut, size
 
@@ -25,6 +25,7 @@ _NEAR = 256
 """Openings before and after that are looked at first."""
 _FACTORS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.1)
 """What a line's additions may be multiplied by so that they fit the context."""
+_A_FEW = 200
 _SESSIONS_AT_ONCE = 20
 """Where starts are unknown: sessions that overlap, on the nominal clock that orders the rows."""
 
@@ -49,7 +50,7 @@ def twin(sketch: Sketch, sessions: int, seed: int) -> Stream:
         time_unit="s",
         licence=f"generated from a sketch of a trace under: {sketch.licence}",
         session_starts="unknown" if sketch.starts is None else "recorded",
-        prefix_data="generated",
+        prefix_data="generated" if sketch.prefixes else "absent",
         parameters={"source": sketch.source, "sessions": sessions, "seed": seed},
     )
     like = {name: spread.to_json() for name, spread in sketch.like.items()}
@@ -70,7 +71,9 @@ class _Drawn:
     """Share of the blocks before that is kept; 1: all. The opening's: what it shares."""
     ratio: list[float]
     lag: list[int]
-    """Of each line."""
+    """Of each line: how many openings ago what its opening shares was last laid."""
+    common: list[int]
+    """Of each line: how many blocks its opening shares if that was before the first."""
 
 
 class _Drawing:
@@ -85,8 +88,9 @@ class _Drawing:
     def tables(self, sessions: int) -> Iterator[pa.Table]:
         """The rows, in order, as soon as nothing earlier can come."""
         starts = self._sketch.starts or Starts(_SESSIONS_AT_ONCE / self._mean_session_s())
-        for chunk in starts.chunks(sessions, (self._seed, 2)):
-            drawn = _draw(self._sketch.main, CHUNK, chunk.random)
+        size = chunk_sessions(self._turns())
+        for chunk in starts.chunks(sessions, (self._seed, 2), size):
+            drawn = _draw(self._sketch.main, size, chunk.random)
             calls = self._calls(len(drawn.added), chunk.random)
             lines = int(calls.sum())
             called = _draw(self._sketch.called or self._sketch.main, lines, chunk.random)
@@ -97,10 +101,16 @@ class _Drawing:
 
     def _mean_session_s(self) -> float:
         """Of a few sessions: for a nominal clock."""
-        drawn = _draw(self._sketch.main, 200, np.random.default_rng([self._seed, 3]))
+        drawn = _draw(self._sketch.main, _A_FEW, np.random.default_rng([self._seed, 3]))
         answers_s = self._sketch.nominal_s * len(drawn.output)
         answers_s += self._sketch.nominal_token_s * sum(drawn.output)
-        return max(1e-3, (sum(drawn.delay_s) + answers_s) / 200)
+        return max(1e-3, (sum(drawn.delay_s) + answers_s) / _A_FEW)
+
+    def _turns(self) -> float:
+        """Of a session, those of sub-agents too, in the mean."""
+        sketch = self._sketch
+        called = sketch.called.turns.mean if sketch.called else 0.0
+        return sketch.main.turns.mean * (1 + sketch.calling * sketch.calls.mean * called)
 
     def _calls(self, turns: int, random: np.random.Generator) -> NDArray[np.int64]:
         """How many sub-agents each turn calls."""
@@ -165,7 +175,8 @@ class _Drawing:
         low, high = drawn.offsets[line], drawn.offsets[line + 1]
         tokens = min(drawn.added[low], limit)
         whole, blocks = self._blocks(tokens)
-        path = self._openings[main].front(round(drawn.kept[low] * blocks), drawn.lag[line])
+        shared = round(drawn.kept[low] * blocks)
+        path = self._openings[main].front(shared, drawn.lag[line], drawn.common[line])
         weaver.lay(path, blocks - size(path))
         self._openings[main].add(path, blocks)
         yield low, tokens, path
@@ -173,7 +184,7 @@ class _Drawing:
         for turn in range(low + 1, high):
             keep = whole
             if drawn.kept[turn] < 1:
-                keep = int(drawn.kept[turn] * whole)
+                keep = max(0, min(round(drawn.kept[turn] * whole), whole - 1))
                 tokens = max(
                     1,
                     keep * self._sketch.block_tokens,
@@ -215,37 +226,44 @@ class _Openings:
         self._count = 0
         self._paths: list[Blocks] = [[]] * _OPENINGS
         self._blocks = np.zeros(_OPENINGS, np.int64)
+        self._again = np.zeros(_OPENINGS, np.int64)
+        """So many blocks of each were laid again by a later one."""
 
     def add(self, path: Blocks, blocks: int) -> None:
         """One more; the oldest is forgotten."""
         at = self._count % _OPENINGS
-        self._paths[at], self._blocks[at] = list(path), blocks
+        self._paths[at], self._blocks[at], self._again[at] = list(path), blocks, 0
         self._count += 1
 
-    def front(self, blocks: int, lag: int) -> Blocks:
-        """The first `blocks` of one that has so many, as near as can be to `lag` openings ago.
+    def front(self, blocks: int, lag: int, common: int) -> Blocks:
+        """The first `blocks` of the next one: of one that laid as many about `lag` openings ago.
 
-        Of the longest, where none has.
+        If there is any, of one whose own nobody laid again since. Of what would be from before the
+        first opening, `common` blocks are from the last one, and the others are new.
         """
+        if lag > self._count:
+            blocks, lag = min(blocks, common), 1
         if blocks <= 0 or not self._count:
             return []
-        held = min(self._count, _OPENINGS)
-        lag = max(1, min(lag, held))
-        if self._blocks[(self._count - lag) % _OPENINGS] < blocks:
-            for reach in (_NEAR, held):
-                ages = np.arange(max(1, lag - reach), min(held, lag + reach) + 1)
-                enough = ages[self._blocks[(self._count - ages) % _OPENINGS] >= blocks]
-                if len(enough):
-                    lag = int(enough[np.argmin(np.abs(enough - lag))])
-                    break
-            else:
-                longest = int(np.argmax(self._blocks))
-                lag = (self._count - 1 - longest) % _OPENINGS + 1
-        at = (self._count - lag) % _OPENINGS
+        at = self._found(blocks, lag)
+        self._again[at] = max(self._again[at], blocks)
         return cut(self._paths[at], blocks)
 
+    def _found(self, blocks: int, lag: int) -> int:
+        """Where that one is; the longest, where none has so many blocks."""
+        held = min(self._count, _OPENINGS)
+        lag = min(lag, held)
+        for again in (blocks - 1, MAX_TOKENS):
+            for reach in (0, _NEAR, held):
+                ages = np.arange(max(1, lag - reach), min(held, lag + reach) + 1)
+                at = (self._count - ages) % _OPENINGS
+                fits = np.flatnonzero((self._blocks[at] >= blocks) & (self._again[at] <= again))
+                if len(fits):
+                    return int(at[fits[np.argmin(np.abs(ages[fits] - lag))]])
+        return int(np.argmax(self._blocks))
 
-def _ranked(scores: Floats) -> Floats:
+
+def _ranked(scores: Floats, random: np.random.Generator) -> Floats:
     """Even shares from 0 to 1, in the order of the scores: a distribution comes out as it went in.
 
     Also where lines of many turns are unlike others, and would count twice: the distributions are
@@ -253,14 +271,14 @@ def _ranked(scores: Floats) -> Floats:
     """
     ranks = np.empty(len(scores))
     ranks[np.argsort(scores, kind="stable")] = np.arange(len(scores))
-    return (ranks + 0.5) / max(len(scores), 1)
+    return (ranks + random.random(len(scores))) / max(len(scores), 1)
 
 
 def _draw(line: Line, lines: int, random: np.random.Generator) -> _Drawn:
     """So many lines of a kind."""
     root = np.linalg.cholesky(np.array(line.correlation))
     own = dict(zip(VARIABLES, root @ random.standard_normal((len(VARIABLES), lines)), strict=True))
-    turns = np.maximum(1, np.rint(line.turns.at(_ranked(own["turns"])))).astype(np.int64)
+    turns = np.maximum(1, np.rint(line.turns.at(_ranked(own["turns"], random)))).astype(np.int64)
     if not line.phases:
         turns[:] = 1
     offsets = np.concatenate(([0], np.cumsum(turns)))
@@ -280,24 +298,25 @@ def _draw(line: Line, lines: int, random: np.random.Generator) -> _Drawn:
     breaks = random.random((3, total))
     added, output, delay_s = (np.zeros(total) for _ in range(3))
     kept, ratio = np.ones(total), np.ones(total)
-    added[opening] = line.opening_tokens.at(_ranked(own["opening"]))
-    output[opening] = line.output_tokens.at(_ranked(score["output"][opening]))
-    delay_s[opening] = line.delay_s.at(_ranked(score["delay"][opening]))
+    added[opening] = line.opening_tokens.at(_ranked(own["opening"], random))
+    output[opening] = line.output_tokens.at(_ranked(score["output"][opening], random))
+    delay_s[opening] = line.delay_s.at(_ranked(score["delay"][opening], random))
     shares = np.empty(lines)
     ranked = np.array_split(np.argsort(own["opening"], kind="stable"), len(line.opening_hits))
     for part, spread in zip(ranked, line.opening_hits, strict=True):
-        shares[part] = spread.at(_ranked(breaks[0][opening][part]))
+        shares[part] = spread.at(_ranked(breaks[0][opening][part], random))
     kept[opening] = shares
     for at, stretch in enumerate(line.phases):
         here = ~opening & (phase == at)
-        added[here] = stretch.added_tokens.at(_ranked(score["added"][here]))
-        output[here] = stretch.output_tokens.at(_ranked(score["output"][here]))
-        delay_s[here] = stretch.delay_s.at(_ranked(score["delay"][here]))
+        added[here] = stretch.added_tokens.at(_ranked(score["added"][here], random))
+        output[here] = stretch.output_tokens.at(_ranked(score["output"][here], random))
+        delay_s[here] = stretch.delay_s.at(_ranked(score["delay"][here], random))
         broken = here & (breaks[0] < stretch.broken)
         kept[broken] = stretch.kept.at(breaks[1][broken])
         ratio[broken] = stretch.ratio.at(breaks[2][broken])
     hits = shares * added[opening]
     sharing = np.argsort(hits, kind="stable")[np.count_nonzero(hits == 0) :]
+    common = line.opening_common.at(random.random(lines))
     lag = np.ones(lines)
     for part, spread in zip(
         np.array_split(sharing, len(line.opening_lags)), line.opening_lags, strict=True
@@ -311,5 +330,6 @@ def _draw(line: Line, lines: int, random: np.random.Generator) -> _Drawn:
         delay_s.round(6).tolist(),
         kept.tolist(),
         ratio.tolist(),
-        np.rint(lag).astype(np.int64).tolist(),
+        np.maximum(1, np.rint(lag)).astype(np.int64).tolist(),
+        np.rint(common).astype(np.int64).tolist(),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -16,12 +17,47 @@ import pyarrow.compute as pc
 
 from harness.trace import SCHEMA, build_table, list_column
 from traces.rows import Ints, changed
+from traces.spread import Floats
 
 Path = list[tuple[int, int]]
 """A prompt's blocks, as runs: (first id, length)."""
 
-_TURN = pa.field("turn", pa.int64(), nullable=False)
-_WAITING = pa.schema([*SCHEMA, _TURN])
+
+@dataclass
+class _Batch:
+    """The turns added between two takings, in the order of `recorded_s`."""
+
+    table: pa.Table
+    recorded_s: Floats
+    turn: Ints
+    """Which of the batch's turns each row is, counted as they were added."""
+    first_turn: int
+    row: Ints
+    """The row among all ever taken that each of its turns has; of those that have one."""
+    taken: int = 0
+    """So many of the table's rows."""
+
+    def ready(self, before_s: float) -> slice:
+        """The rows, not yet taken, that were recorded before."""
+        return slice(self.taken, int(np.searchsorted(self.recorded_s, before_s)))
+
+    def take(self, part: slice, rows: Ints) -> pa.Table:
+        """These, which come to stand in `rows`; their parents are rows too."""
+        self.row[self.turn[part]] = rows
+        table = self.table.slice(part.start, len(rows))
+        parents = table.column("parents")
+        flat = self.row[pc.list_flatten(parents).to_numpy() - self.first_turn]
+        counts = pc.list_value_length(parents).to_numpy()
+        self._let_go(part.stop)
+        return changed(table, {"parents": list_column("parents", counts, flat)})
+
+    def _let_go(self, taken: int) -> None:
+        """Of the rows that were taken, once they are as many as those left."""
+        self.taken = taken
+        if 2 * taken >= len(self.table):
+            self.table = self.table.take(np.arange(taken, len(self.table)))
+            self.recorded_s, self.turn = self.recorded_s[taken:].copy(), self.turn[taken:].copy()
+            self.taken = 0
 
 
 class Weaver:
@@ -31,7 +67,7 @@ class Weaver:
         self._next_block = 0
         self._turns = 0
         self._rows = 0
-        self._waiting: pa.Table = _WAITING.empty_table()
+        self._batches: list[_Batch] = []
         self._clear()
 
     def _clear(self) -> None:
@@ -78,8 +114,8 @@ class Weaver:
     ) -> int:
         """A turn, and its number among all that were added, by which others name it a parent.
 
-        `gate_s` is the delay where there are parents, else the arrival. Parents come first, and
-        were not recorded later.
+        `gate_s` is the delay where there are parents, else the arrival. Parents come first, since
+        rows were last taken, and were not recorded later.
         """
         self._session.append(session)
         self._turn_index.append(turn_index)
@@ -103,21 +139,24 @@ class Weaver:
         Nothing that is added later may be recorded before that. Their parents are rows of all that
         was ever taken.
         """
-        table = pa.concat_tables([self._waiting, self._added()]).combine_chunks()
-        self._clear()
-        recorded = table.column("recorded_s").to_numpy()
-        order = np.argsort(recorded, kind="stable")
-        taken = int(np.searchsorted(recorded[order], before_s))
-        table = table.take(order)
-        turns = table.column("turn").to_numpy()[:taken]
-        table = _with_rows(table, turns, self._rows)
-        self._rows += taken
-        self._waiting = table.slice(taken)
-        done = table.slice(0, taken).drop_columns(["turn"])
-        return changed(done, {"parents": _parents(done, ~_flat(done))})
+        if self._session:
+            self._batches.append(self._added())
+            self._clear()
+        ready = [(each, each.ready(before_s)) for each in self._batches]
+        recorded_s = [each.recorded_s[part] for each, part in ready]
+        order = np.argsort(np.concatenate([np.empty(0), *recorded_s]), kind="stable")
+        rows = np.empty(len(order), np.int64)
+        rows[order] = np.arange(self._rows, self._rows + len(order))
+        self._rows += len(order)
+        tables = [SCHEMA.empty_table()]
+        for batch, part in ready:
+            mine, rows = np.split(rows, [part.stop - part.start])
+            tables.append(batch.take(part, mine))
+        self._batches = [each for each in self._batches if len(each.table)]
+        return pa.concat_tables(tables).take(order).combine_chunks()
 
-    def _added(self) -> pa.Table:
-        """What was added since the last time, in `_WAITING`'s columns."""
+    def _added(self) -> _Batch:
+        """What was added since the last time."""
         gate_s = np.array(self._gate_s)
         later = np.diff(np.array(self._parents_end)) > 0
         turns = len(self._session)
@@ -142,8 +181,10 @@ class Weaver:
                 "agent": self._agents,
             }
         )
-        numbers = pa.array(np.arange(self._turns - turns, self._turns), pa.int64())
-        return table.append_column(_TURN, numbers)
+        recorded_s = np.array(self._recorded_s)
+        order = np.argsort(recorded_s, kind="stable")
+        first, rows = self._turns - turns, np.full(turns, -1)
+        return _Batch(table.take(order), recorded_s[order], order, first, rows)
 
 
 def size(path: Path) -> int:
@@ -160,27 +201,3 @@ def cut(path: Path, blocks: int) -> Path:
         front.append((start, min(length, blocks)))
         blocks -= length
     return front
-
-
-def _flat(table: pa.Table) -> Ints:
-    """All parents in a row."""
-    parents: Ints = pc.list_flatten(table.column("parents")).to_numpy()
-    return parents
-
-
-def _parents(table: pa.Table, flat: Ints) -> pa.ListArray:
-    """The column of parents, others in place of each."""
-    counts = pc.list_value_length(table.column("parents")).to_numpy()
-    return list_column("parents", counts, flat)
-
-
-def _with_rows(table: pa.Table, turns: Ints, first_row: int) -> pa.Table:
-    """Where a parent is among `turns`, which stand in rows from `first_row` on: ~row, below 0."""
-    parents = _flat(table).copy()
-    order = np.argsort(turns)
-    if len(order):
-        at = np.searchsorted(turns, parents, sorter=order).clip(max=len(order) - 1)
-        rows = order[at]
-        known = (parents >= 0) & (turns[rows] == parents)
-        parents[known] = ~(first_row + rows[known])
-    return changed(table, {"parents": _parents(table, parents)})

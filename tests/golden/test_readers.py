@@ -43,7 +43,7 @@ READ: dict[str, Callable[[Path], Trace]] = {
 def row(name: str, trace: Trace) -> str:
     """The line of the table: requests, sessions, changes, ideal hits."""
     changes = ", ".join(f"{each} {count:,}" for each, count in trace.header.changes.items())
-    if trace.header.prefix_data == "synthesised":
+    if trace.header.prefix_data == "absent":
         hits = "no prefix data"
     else:
         found = profile(trace)

@@ -15,7 +15,7 @@ from scipy import stats
 
 from harness import metrics
 from harness.clock import VirtualTimeLoop
-from harness.pacing import Poisson
+from harness.pacing import Pacing, Poisson, Recorded
 from harness.record import Record
 from harness.replay import Replay
 from harness.seed import stream
@@ -23,6 +23,7 @@ from harness.trace import Trace
 from tests.simulated import backend
 from traces import sketch
 from traces.capacity import capacity_curve
+from traces.profile import profile
 from traces.sketch import samples
 from traces.transform import cap_delays
 from traces.twin import twin
@@ -35,15 +36,18 @@ def ks(one: Trace, other: Trace) -> dict[str, float]:
     return {name: float(stats.ks_2samp(a[name], b[name]).statistic) for name in a if len(a[name])}
 
 
-def ttft_s(trace: Trace, system: str, seed: int) -> NDArray[np.float64]:
-    """P50, P90 and P99 from the scheduled time, at 6 requests/s."""
+SIX: Pacing = Poisson(6.0)
+
+
+def ttft_s(trace: Trace, system: str, seed: int, pacing: Pacing = SIX) -> NDArray[np.float64]:
+    """P50, P90 and P99 from the scheduled time, at 6 requests/s where no pacing is given."""
     records: list[Record] = []
     simulated = backend(system)
 
     async def main() -> None:
         async with simulated:
             await simulated.reset()
-            plan = Poisson(6.0).plan(trace, stream(seed, "pacing"))
+            plan = pacing.plan(trace, stream(seed, "pacing"))
             await Replay(trace, plan, simulated, records.append).run()
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
@@ -79,7 +83,7 @@ def test_a_system_answers_the_twin_as_it_answers_agent_sessions(
         [ttft_s(twin(made, 179, seed).whole(), system, seed) for seed in (1, 2, 3)], axis=0
     )
     apart = np.abs(found / wanted - 1)
-    assert (apart < [0.06, 0.13, 0.10]).all(), (found, wanted)
+    assert (apart < [0.06, 0.13, 0.15]).all(), (found, wanted)
 
 
 def test_mooncake_and_its_twin(conversation: Trace) -> None:
@@ -90,16 +94,27 @@ def test_mooncake_and_its_twin(conversation: Trace) -> None:
     assert apart["output_tokens"] < 0.015
     assert apart["ideal_hit_rate"] < 0.04
     assert apart["new_tokens"] < 0.05
-    assert ours.ideal_hit_token_weighted == pytest.approx(0.374, abs=0.015)
+    assert apart["start_gap_s"] < 0.03
+    assert ours.ideal_hit_token_weighted == pytest.approx(0.374, abs=0.02)
 
 
-def test_mooncake_s_capacity_curve_is_its_twin_s(conversation: Trace) -> None:
+@pytest.mark.parametrize("from_request", [0, 6015])
+def test_mooncake_s_capacity_curve_is_its_twin_s(conversation: Trace, from_request: int) -> None:
     """The sketch knows how many rows ago hits were laid; a cache of a size was not fitted."""
     sizes = np.array([1, 4, 16, 64]) * MEBI // 512
     twins = twin(sketch.fit(conversation), 12_031, 1).whole()
     real, ours = (
-        capacity_curve(each, sizes, from_request=6015).table.column("hit_share").to_numpy()
+        capacity_curve(each, sizes, from_request=from_request).table.column("hit_share").to_numpy()
         for each in (conversation, twins)
     )
-    assert np.abs(ours - real).max() < 0.04
+    assert np.abs(ours - real).max() < 0.025
+    assert ours[0] == pytest.approx(real[0], rel=0.25)
     assert (np.diff(ours) > 0).all()
+
+
+def test_a_system_answers_the_twin_s_load_as_it_answers_mooncake_s(conversation: Trace) -> None:
+    """At the recorded times, which a clock tells in steps of 3 s: of their counts, not of TTFT."""
+    twins = twin(sketch.fit(conversation), 12_031, 1).whole()
+    wanted, found = (ttft_s(each, "in_dc", 1, Recorded()) for each in (conversation, twins))
+    assert (np.abs(found / wanted - 1) < [0.10, 0.12, 0.08]).all(), (found, wanted)
+    assert profile(twins).starts_dispersion == pytest.approx(2.65, rel=0.3)

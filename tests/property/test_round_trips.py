@@ -95,7 +95,7 @@ def headers(draw: st.DrawFn) -> Header:
         time_unit=draw(st.text()),
         licence=draw(st.text()),
         session_starts=draw(st.sampled_from(["recorded", "unknown"])),
-        prefix_data=draw(st.sampled_from(["recorded", "generated", "synthesised"])),
+        prefix_data=draw(st.sampled_from(["recorded", "generated", "absent"])),
         sources=tuple(draw(st.lists(st.builds(Source, st.text(), st.text()), max_size=2))),
         changes=draw(st.dictionaries(st.text(), st.integers(), max_size=3)),
         parameters=draw(st.dictionaries(st.text(), JSON, max_size=3)),

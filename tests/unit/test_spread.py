@@ -25,18 +25,43 @@ def test_one_number_is_always_drawn() -> None:
 
 
 def test_a_fit_is_its_sample() -> None:
-    few = Spread.fit(np.array([5.0, 1.0, 3.0]))
-    assert few.to_json() == {"min": 1, "p50": 3, "max": 5}
     many = np.random.default_rng(1).lognormal(5, 2, 5000)
     spread = Spread.fit(many)
     assert spread.values[0] == many.min()
     assert spread.values[-1] == many.max()
     assert distances(spread, many)["ks"] < 0.02
-    assert Spread.of(spread.to_json(), "x").values == spread.values
+    assert Spread.of(spread.to_json(), "x") == spread
 
 
-def test_a_sample_of_one_is_that_value() -> None:
+@pytest.mark.parametrize("count", [1, 2, 3, 20, 74, 75, 300, 5000])
+def test_a_fit_keeps_the_mean(count: int) -> None:
+    """However far apart the values are: P50 to the largest is a factor of thousands here."""
+    sample = np.random.default_rng(count).lognormal(3, 3, count)
+    spread = Spread.fit(sample)
+    assert spread.mean == pytest.approx(sample.mean(), rel=2e-3)
+    drawn = spread.at((np.arange(1_000_000) + 0.5) / 1_000_000)
+    assert drawn.mean() == pytest.approx(spread.mean, rel=1e-3)
+
+
+def test_the_ends_of_a_small_sample_are_drawn_as_often_as_the_rest() -> None:
+    spread = Spread.fit(np.array([1.0, 100.0, 10_000.0]))
+    assert (spread.values[0], spread.values[-1]) == (1, 10_000)
+    drawn = spread.at((np.arange(3000) + 0.5) / 3000)
+    assert np.median(drawn) == pytest.approx(100, rel=0.01)
+    assert (drawn < 2).mean() > 0.15
+    assert (drawn > 5000).mean() > 0.25
+
+
+def test_what_always_is_one_value_is_told_by_its_ends() -> None:
+    assert Spread.fit(np.full(500, 4.0)).to_json() == {"min": 4, "max": 4}
     assert Spread.fit(np.array([4.0])).at(np.array([0.5])) == pytest.approx([4])
+
+
+def test_values_beyond_the_bounds_are_refused() -> None:
+    assert Spread.of({"min": 1, "max": 5}, "x", least=1, most=5).values == (1, 5)
+    for given in ({"min": 0, "max": 5}, {"min": 1, "max": 6}):
+        with pytest.raises(ConfigError, match=r"x\.(min|max) is \d"):
+            Spread.of(given, "x", least=1, most=5)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,39 @@ def test_a_fit_finds_what_was_drawn(make_trace: MakeTrace) -> None:
     assert found.profile == pytest.approx(asked.profile, abs=0.06)
 
 
+def dispersion(starts_s: np.ndarray, parts: int = 100) -> float:
+    counts = np.histogram(starts_s, parts)[0]
+    return float(counts.var() / counts.mean())
+
+
+@pytest.mark.parametrize("sessions", [300, 12_000])
+def test_a_coarse_clock_is_not_taken_for_bursts(make_trace: MakeTrace, sessions: int) -> None:
+    """A Poisson process told in steps of 3 s: ten starts share a time, and most gaps are 0."""
+    told = drawn(Starts(3.4, tick_s=3.0), sessions)
+    assert (told % 3 == 0).all()
+    found = Starts.fit(at(make_trace, told))
+    assert found is not None
+    assert found.tick_s == 3
+    assert found.variation == pytest.approx(1.0, abs=0.15)
+    assert dispersion(drawn(found, sessions), sessions // 50) < 2.5  # that of the gaps is 9
+
+
+def test_bursts_within_bursts_are_fitted_by_their_counts(make_trace: MakeTrace) -> None:
+    """Minutes that are busy and minutes that are not: each a Poisson process, whose gaps say so."""
+    random = np.random.default_rng(7)
+    rates = np.repeat(random.gamma(1.0, 4.0, 400), 60)
+    told = np.sort(
+        np.concatenate([at_s + random.random(n) for at_s, n in enumerate(random.poisson(rates))])
+    )
+    gaps = np.diff(told)
+    found = Starts.fit(at(make_trace, told))
+    assert found is not None
+    assert found.variation > 2 * gaps.std() / gaps.mean()
+    windows = len(told) // 50
+    again = dispersion(drawn(found, len(told)), windows)
+    assert again == pytest.approx(dispersion(told, windows), rel=0.3)
+
+
 def test_a_trace_without_a_clock_has_no_starts(make_trace: MakeTrace) -> None:
     times = np.arange(5.0)
     assert Starts.fit(at(make_trace, times, session_starts="unknown")) is None

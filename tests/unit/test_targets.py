@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -78,12 +79,27 @@ def test_a_power_gives_the_lowest_bin_its_mean() -> None:
     assert (hits.at(shares) < 0.9).mean() == pytest.approx(0.5)
 
 
+def test_a_mean_at_the_printed_ends_of_its_range_is_taken() -> None:
+    """Whoever is told that it can be 0.8188 to 0.9664 may ask for these."""
+    bins = [0.164, 0.093, 0.097, 0.094, 0.196, 0.215, 0.141]
+    with pytest.raises(ConfigError) as caught:
+        Hits.of(bins, 0.1)
+    low, high = re.findall(r"\d\.\d{4}", str(caught.value))
+    shares = (np.arange(100_000) + 0.5) / 100_000
+    for end in (float(low), float(high)):
+        assert Hits.of(bins, end).at(shares).mean() == pytest.approx(end, abs=2e-4)
+    without = [0.0, 0.5, 0.5, 0.0, 0.0, 0.0, 0.0]
+    assert Hits.of(without, 0.9425).at(shares).mean() == pytest.approx(0.9425, abs=1e-4)
+    with pytest.raises(ConfigError, match=r"it can be 0\.9425 to 0\.9425"):
+        Hits.of(without, 0.9430)
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("hits=[1,0]", f"give {len(HIT_LABELS)}, for 0-90%"),
-        ("hits=[0.5,0,0,0,0,0,0]", "trace.hits adds up to 0.5"),
-        ("hits=[2,-1,0,0,0,0,0]", "trace.hits is 2"),
+        ("hits=[1,0]", f"give {len(HIT_LABELS)} shares, of 0-90%"),
+        ("hits=[0.5,0,0,0,0,0,0]", "which sum to 0.5: make it 1"),
+        ("hits=[2,-1,0,0,0,0,0]", "trace.hits, of 0-90%, is 2"),
         ("mean_hit=0.99", "with these bins it can be"),
         ("mean_hit=2", "trace.mean_hit is 2"),
         ("input_tokens=0", "trace.input_tokens.min is 0"),

@@ -41,7 +41,7 @@ def test_rows_become_turns(tmp_path: Path) -> None:
 
 def test_no_prompt_shares_anything(tmp_path: Path) -> None:
     trace = read(tmp_path, NAMES, FIRST, FIRST)
-    assert trace.header.prefix_data == "synthesised"
+    assert trace.header.prefix_data == "absent"
     assert trace.blocks == 0
     assert trace.runs(0) == trace.runs(1) == []
     assert trace.ideal_hit_tokens.tolist() == [0, 0]

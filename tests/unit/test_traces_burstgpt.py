@@ -54,7 +54,7 @@ def test_rows_of_the_third_file(tmp_path: Path) -> None:
 
 def test_no_prompt_shares_anything(tmp_path: Path) -> None:
     trace = read(tmp_path, FIRST_RELEASE, ROW, ROW)
-    assert trace.header.prefix_data == "synthesised"
+    assert trace.header.prefix_data == "absent"
     assert (trace.blocks, trace.ideal_hit_token_weighted) == (0, 0.0)
 
 

@@ -110,7 +110,7 @@ def test_texts_are_the_same_in_all_files(tmp_path: Path) -> None:
 def test_no_messages_no_prefix_data(tmp_path: Path) -> None:
     trace = read(tmp_path, span("a", 0, 1), span("b", 2, 3))
     assert trace.ideal_hit_tokens.tolist() == [0, 0]
-    assert trace.header.prefix_data == "synthesised"
+    assert trace.header.prefix_data == "absent"
     assert trace.header.changes == {"call_without_messages_shares_nothing": 2}
 
 

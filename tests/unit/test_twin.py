@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from harness.errors import TraceError
 from harness.run import load_trace
 from harness.trace import Trace
 from tests.simulated import configured
-from tests.unit.conftest import MakeTrace
+from tests.unit.conftest import HEADER, MakeTrace
 from traces import sketch
 from traces.capacity import capacity_curve
 from traces.sketch import samples
@@ -163,7 +164,7 @@ def test_a_trace_without_a_clock_has_a_twin_without_one(trace: Trace) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"relaybench_sketch": 99}, "not a sketch of version 1"),
+        ({"relaybench_sketch": 99}, "not a sketch of version 2"),
         ({"calling": 2}, "calling is 2"),
         ({"block_tokens": 0}, "block_tokens is 0"),
         ({"starts": {"per_s": -1}}, "starts.per_s is -1"),
@@ -171,6 +172,12 @@ def test_a_trace_without_a_clock_has_a_twin_without_one(trace: Trace) -> None:
         ({"main": {}}, "cannot be understood"),
         ({"more": 1}, "cannot be understood"),
         ({"agent": 3}, "agent is no text"),
+        ({"partial_block": "round"}, "partial_block is 'round'"),
+        ({"prefixes": "yes"}, "prefixes is 'yes'"),
+        ({"like": {"hits": 1}}, "like.hits is unknown"),
+        ({"calls": 0}, "calls.min is 0"),
+        ({"nominal_s": 10**400}, "cannot be understood"),
+        ({"block_tokens": True}, "block_tokens is True"),
     ],
 )
 def test_what_is_no_sketch_is_refused(
@@ -182,3 +189,124 @@ def test_what_is_no_sketch_is_refused(
         sketch.load(path)
     assert words in str(caught.value)
     assert "sketch.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"turns": {"min": 1, "max": 1e9}}, "turns.max is 1000000000.0"),
+        ({"opening_tokens": 0}, "opening_tokens.min is 0"),
+        ({"opening_hits": []}, "opening_hits is []"),
+        ({"opening_hits": [2]}, "opening_hits.min is 2"),
+        ({"opening_lags": {}}, "opening_lags is {}"),
+        ({"delay_s": 1e300}, "delay_s.min is 1e+300"),
+        ({"correlation": [[1, 2], [3]]}, "main.correlation is no matrix"),
+        ({"correlation": np.full((5, 5), 2.0).tolist()}, "main.correlation is no matrix"),
+        ({"answer_in_added": -2}, "main.answer_in_added is -2"),
+        ({"within": [0.1, 0.2, 3]}, "main.within is 3"),
+    ],
+)
+def test_a_line_that_cannot_be_drawn_is_refused(
+    trace: Trace, tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    path = tmp_path / "sketch.json"
+    made = sketch.to_json(sketch.fit(trace))
+    path.write_text(json.dumps(made | {"main": made["main"] | change}))
+    with pytest.raises(TraceError) as caught:
+        sketch.load(path)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"from_turn": 2}, "main.phases begin at turns [2"),
+        ({"kept": 1.5}, "kept.min is 1.5"),
+        ({"broken": -1}, "broken is -1"),
+        ({"added_tokens": 0}, "added_tokens.min is 0"),
+    ],
+)
+def test_a_phase_that_cannot_be_drawn_is_refused(
+    trace: Trace, tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    path = tmp_path / "sketch.json"
+    made = sketch.to_json(sketch.fit(trace))
+    made["main"]["phases"][0] |= change
+    path.write_text(json.dumps(made))
+    with pytest.raises(TraceError) as caught:
+        sketch.load(path)
+    assert words in str(caught.value)
+
+
+def openings(make_trace: MakeTrace, runs: list[list[tuple[int, int]]], **header: Any) -> Trace:
+    """Sessions of one turn, a second apart."""
+    count = len(runs)
+    return make_trace(
+        replace(HEADER, **header),
+        session=range(count), turn_index=[0] * count, parents=[[]] * count,
+        recorded_s=np.arange(float(count)), arrival_s=np.arange(float(count)),
+        delay_s=[None] * count, input_tokens=[64 * sum(n for _, n in each) for each in runs],
+        output_tokens=[1] * count, run_starts=[[start for start, _ in each] for each in runs],
+        run_lengths=[[length for _, length in each] for each in runs], agent=["main"] * count,
+    )  # fmt: skip
+
+
+def test_a_twin_s_openings_lie_as_far_apart_as_the_trace_s(make_trace: MakeTrace) -> None:
+    """Each lays again what the one 50 before it laid, and nobody between: a cache of 49 has none.
+
+    The first 50 have nobody to share with but the system's prompt, and neither have the twin's.
+    """
+    runs = [[(0, 2), (100 * (at % 50) + 100, 8)] for at in range(2000)]
+    real = openings(make_trace, runs)
+    drawn = twin(sketch.fit(real), 2000, 1).whole()
+    for each in (real, drawn):
+        curve = capacity_curve(each, np.array([2 + 8 * 45, 2 + 8 * 55]))
+        low, high = curve.table.column("hit_share").to_pylist()
+        assert low == pytest.approx(0.2, abs=0.01)
+        assert high == pytest.approx(0.98, abs=0.01)
+        assert each.ideal_hit_tokens[1:50].tolist() == [128] * 49
+
+
+def test_a_twin_keeps_at_breaks_what_the_trace_keeps(make_trace: MakeTrace) -> None:
+    """9 of 10 blocks: rounded down at the last digit of a share they would be 8."""
+    count = 300
+    rows = range(2 * count)
+    real = make_trace(
+        session=[row // 2 for row in rows], turn_index=[row % 2 for row in rows],
+        parents=[[row - 1] if row % 2 else [] for row in rows],
+        recorded_s=np.arange(2.0 * count),
+        arrival_s=[None if row % 2 else float(row) for row in rows],
+        delay_s=[1.0 if row % 2 else None for row in rows],
+        input_tokens=[640] * (2 * count), output_tokens=[1] * (2 * count),
+        run_starts=[
+            [20 * (row // 2), 20 * (row // 2) + 10] if row % 2 else [20 * (row // 2)]
+            for row in rows
+        ],
+        run_lengths=[[9, 1] if row % 2 else [10] for row in rows], agent=["main"] * (2 * count),
+    )  # fmt: skip
+    drawn = twin(sketch.fit(real), count, 1).whole()
+    assert drawn.ideal_hit_tokens.mean() == real.ideal_hit_tokens.mean() == 9 * 64 / 2
+
+
+def test_what_is_not_known_of_prefixes_is_not_known_of_a_twin_s(make_trace: MakeTrace) -> None:
+    real = openings(make_trace, [[(10 * at, 2)] for at in range(20)], prefix_data="absent")
+    drawn = twin(sketch.fit(real), 20, 1).whole()
+    assert drawn.header.prefix_data == "absent"
+    for each in (real, drawn):
+        found = samples(each)
+        assert len(found["ideal_hit_rate"]) == len(found["new_tokens"]) == 0
+        assert len(found["input_tokens"]) == 20
+
+
+def test_sub_agents_of_sub_agents_are_called_by_the_session_s_own_turns(
+    make_trace: MakeTrace,
+) -> None:
+    """A turn, a scout it calls, two of the scout's own, and a turn that waits for all of them."""
+    real = make_trace(
+        session=[0] * 5, turn_index=range(5), parents=[[], [0], [1], [1], [0, 1, 2, 3]],
+        recorded_s=[0.0, 1, 2, 2, 9], arrival_s=[0.0, *[None] * 4], delay_s=[None, 1, 1, 1, 1],
+        input_tokens=[100] * 5, output_tokens=[1] * 5, run_starts=[[0], [1], [2], [3], [0]],
+        run_lengths=[[1]] * 5, agent=["main", "scout", "digger", "digger", "main"],
+    )  # fmt: skip
+    made = sketch.fit(real)
+    assert (made.calling, made.calls.values, made.joined) == (0.5, (3, 3), 1.0)
