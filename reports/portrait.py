@@ -23,7 +23,6 @@ from reports.units import number, percent
 
 _LINE = "#0072B2"
 _QUANTILES = ("P50", "P90", "P99")
-_OF_HITS = ("new_tokens", "ideal_hit_rate")
 
 
 class Measured(Protocol):
@@ -49,7 +48,7 @@ class Portrait:
         known = profile["prefix_data"] != "absent"
         hits = known and profile["enough_tokens"] > 0 and len(measured.capacity) > 1
         uses = known and len(used) > 1 and column(used, "max_tokens").max() > 0
-        spreads = _varied(measured.distributions, () if known else _OF_HITS)
+        spreads = _varied(measured.distributions)
         figures = [
             _bins(profile, out) if known else None,
             _lengths(profile, out),
@@ -172,13 +171,12 @@ def _capacity(profile: Mapping[str, Any], capacity: pa.Table, out: Path) -> Figu
     return Figure(path, "Hits against cache capacity", caption, capacity)
 
 
-def _varied(distributions: pa.Table, unknown: Sequence[str]) -> pa.Table:
-    """Those that have more values than one, without those that nothing is known of."""
+def _varied(distributions: pa.Table) -> pa.Table:
+    """Those that have more values than one."""
     widths = distributions.group_by("of", use_threads=False).aggregate(
         [("value", "min"), ("value", "max")]
     )
     names = [row["of"] for row in widths.to_pylist() if row["value_min"] < row["value_max"]]
-    names = [name for name in names if name not in unknown]
     kept = pc.is_in(distributions.column("of"), pa.array(names, pa.string()))
     return distributions.filter(kept)
 

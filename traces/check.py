@@ -24,6 +24,7 @@ from harness.trace import Trace
 from traces.faults import PLACES_KEPT, Faults, Kind, gathering
 from traces.rows import runs
 from traces.source import listing, locate, open_bytes
+from traces.starts import clock_tick_s
 
 Read = Callable[[], Trace]
 Say = Callable[[str], None]
@@ -311,12 +312,12 @@ def _clock(trace: Trace) -> Iterator[str]:
             "transform=[scale_time] transform.scale_time.factor=1000 mends them"
         )
         return
-    if sessions < 2 * len(times_s):
-        return
-    if len(times_s) == 1:
+    if sessions > 1 and span_s == 0:
         yield f"All {sessions:,} sessions start at once: give pacing=poisson or pacing=closed"
         return
-    tick_s = float(np.median(np.diff(times_s)))
+    tick_s = clock_tick_s(arrivals_s[~np.isnan(arrivals_s)])
+    if not tick_s:
+        return
     yield (
         f"A coarse clock: {sessions:,} sessions start at {len(times_s):,} different times, mostly "
         f"{tick_s:g} s apart, up to {starts.max():,} at once: transform=[jitter] "
